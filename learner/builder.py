@@ -889,7 +889,7 @@ class LearnerBuilder:
         problems += problems_of_lr
         problems += parts.read(options, model, trainable, update, (train_step, valid_step, predict_step))
         if update is not None:
-            problems += problems_of_update(update, optimizer, train_step, options)
+            problems += problems_of_update(update, optimizer, train_step, trainable, options)
         elif parts.adapter is not None and not only_evaluates:
             check = check_with_model(optimizer, parts.adapter, parts.train, options)
             problems += check.problems

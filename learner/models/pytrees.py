@@ -11,6 +11,7 @@ from learner.errors import LearnerError
 from learner.models.base import ARRAYS, ModelAdapter, Trainable, same_structure
 from learner.models.nnx_modules import nnx_modules, variable_kind
 from learner.util.optional import is_instance_of
+from learner.util.text import join_names
 from learner.util.trees import path_name
 
 Array = Any
@@ -21,6 +22,15 @@ class _Axes(tuple[Any, ...]):
     """Names of axes in place of the `given` ones: a leaf of a pytree, where JAX would traverse a tuple."""
 
     given: Any
+
+
+def _is_new_number(leaf: Any, given: Any) -> bool:
+    if not isinstance(given, bool | int | float | complex | np.number | np.bool_):
+        return False
+    if isinstance(leaf, jax.Array):
+        return True
+    # A step may set a flag, such as that of `eqx.nn.inference_mode`.
+    return not isinstance(leaf, bool) and isinstance(leaf, int | float | complex | np.number) and bool(leaf != given)
 
 
 class TreeAdapter(ModelAdapter):
@@ -113,7 +123,23 @@ class TreeAdapter(ModelAdapter):
         rows = jax.tree_util.tree_leaves_with_path(model)
         if [path_name(path) for path, _ in rows] != self._names:
             same_structure(model, self._tree.unflatten(self._names), "a step returned another model than it was given")
-        return self._divide([leaf for _, leaf in rows])
+        leaves = [leaf for _, leaf in rows]
+        self._refuse_new_numbers(leaves)
+        return self._divide(leaves)
+
+    def _refuse_new_numbers(self, leaves: list[Any]) -> None:
+        """Raise `LearnerError` for numbers that a step has replaced: only arrays pass from one step to the next."""
+        changed = [
+            name
+            for name, leaf, array, static in zip(self._names, leaves, self._arrays, self._static, strict=True)
+            if not array and leaf is not static and _is_new_number(leaf, static)
+        ]
+        if changed:
+            raise LearnerError(
+                f"a step returned new values of {join_names(changed, 3)}: Python and NumPy numbers are constants of "
+                "the compiled program. Make them arrays, such as jnp.int32(0)",
+                code="model-number-replaced",
+            )
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> PyTree:
         """See `ModelAdapter`."""

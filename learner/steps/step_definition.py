@@ -31,6 +31,7 @@ PyTree = Any
 Batch = Any
 
 ARGUMENT_ORDER = ("model", "batch", "rng")
+KEY_NAMES = ("rng", "rngs", "key", "prng_key", "rng_key")  # usual names for a random key
 VALID_STREAM = 2**31 - 1  # folded into the root key for validation: no optimizer step has this number
 
 
@@ -125,6 +126,11 @@ def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn
     known = [name for name in ARGUMENT_ORDER[: len(positional)] if name in names]
     if any(names.index(name) != ARGUMENT_ORDER.index(name) for name in known):
         problem = f"takes ({', '.join(names)})"
+    # They would keep their defaults, and the step would do without random numbers.
+    unset = [p.name for p in parameters[2:] if (p.default is None or p.default is p.empty) and p.name not in positional]
+    keys = [name for name in unset if name in KEY_NAMES]
+    if keys and not problem:
+        problem = f"has the argument {keys[0]}, which would get no key: make it the third one, rng"
     if problem:
         raise LearnerError(
             f"{method} ({name}) {problem}; it needs ({first}, batch) or ({first}, batch, rng), in this order",

@@ -1,6 +1,7 @@
 """The parts of a training from the arguments of `build`, checked: the model, its steps, and the optimizer."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -142,7 +143,7 @@ def check_with_model(optimizer: Any, adapter: ModelAdapter, train: StepFn | None
     return check_optimizer(resolved, params, options.accumulates, own_grads)
 
 
-def problems_of_update(update: Any, optimizer: Any, train_step: Any, options: Options) -> list[str]:
+def problems_of_update(update: Any, optimizer: Any, train_step: Any, trainable: Any, options: Options) -> list[str]:
     """Return the problems of `update=` with the other arguments of `build` and with the options."""
     problems: list[str] = []
     if not callable(update):
@@ -150,6 +151,14 @@ def problems_of_update(update: Any, optimizer: Any, train_step: Any, options: Op
             Problem(
                 f"update is {update!r}; it needs a function (state, batch, lr, rng) -> (state, output)",
                 code="step-update-type",
+            )
+        )
+    elif not _takes_four(update):
+        problems.append(
+            Problem(
+                f"update ({getattr(update, '__qualname__', update)}) does not take four arguments by position; it "
+                "needs (state, batch, lr, rng)",
+                code="step-update-signature",
             )
         )
     if optimizer is not None or train_step is not None:
@@ -175,11 +184,13 @@ def problems_of_update(update: Any, optimizer: Any, train_step: Any, options: Op
                 code="step-update-and-remat",
             )
         )
-    if options.freeze:
+    if options.freeze or trainable is not None:
+        name = "freeze" if options.freeze else "trainable="
         problems.append(
             Problem(
-                "update= sets the parameters itself, so freeze has no effect; keep those parameters unchanged there",
+                f"update= sets the parameters itself, so {name} has no effect; keep those parameters unchanged there",
                 code="step-update-and-freeze",
+                name=name,
             )
         )
     if options.accumulates:
@@ -208,3 +219,13 @@ def _split_model(model: Any, trainable: Any, shared: bool, options: Options) -> 
         return adapter, model
     refuse_abstract(model)
     return adapter_of(model, trainable, shared=shared), model
+
+
+def _takes_four(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(*range(4))
+    except TypeError:
+        return False
+    except ValueError:  # a function without a signature
+        return True
+    return True

@@ -331,6 +331,12 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             "original ones. Keep state in a variable that __init__ creates, such as nnx.Variable(jnp.array(0)); "
             "on_batch receives the number of the step. It is harmless if only the same step reads the value"
         )
+    if traced.unfrozen:
+        warnings.append(
+            f"train_step assigns {join_names(traced.unfrozen, MOST_NAMED)} of its model: no optimizer changes frozen "
+            "parameters, but each assigned value is kept, as layers such as nnx.SpectralNorm and nnx.WeightNorm assign "
+            "them. Ignore this warning if the step is meant to change them, such as to a moving average"
+        )
     if traced.host_generators:
         remedy = (
             "Take a key, train_step(model, batch, rng) or on_batch(batch, rng), and draw with jax.random; augment(fn) "

@@ -546,6 +546,19 @@ def test_accepted_step_functions(fn, takes_rng):
     assert model is None
 
 
+@pytest.mark.parametrize(
+    ("fn", "takes_rng"),
+    [
+        (lambda model, batch, key: 0, True),
+        (lambda model, batch, rng=None: 0, True),
+        (lambda model, batch, *, scale=None: 0, False),
+        (functools.partial(lambda model, batch, key: 0, key=7), False),
+    ],
+)
+def test_a_step_with_a_third_argument_gets_the_key(fn, takes_rng):
+    assert step_fn({"w": 1}, "train_step", fn).takes_rng == takes_rng
+
+
 def test_a_missing_step_is_none():
     assert step_fn({"w": 1}, "train_step", None) is None
     assert step_fn(Everything(), "valid_step", None).name == "Everything.valid_step"
@@ -560,6 +573,8 @@ def test_a_missing_step_is_none():
         (lambda batch, model: 0, "step-function-signature", ("(batch, model)",)),
         (lambda net, rng, x: 0, "step-function-signature", ("(net, rng, x)",)),
         (lambda net, x, scale=1.0, rng=None: 0, "step-function-signature", ("scale",)),
+        (lambda model, batch, key=None: 0, "step-function-signature", ("argument key",)),
+        (lambda model, batch, *, rng: 0, "step-function-signature", ("argument rng",)),
         ("train", "step-function-type", ("train_step", "'train'")),
     ],
 )
@@ -799,6 +814,8 @@ def adapter_params(model: nnx.Module) -> Any:
         ({"update": gan_update, "optimizer": optax.sgd}, "pass None as the optimizer"),
         ({"update": gan_update, "train_step": class_step}, "no train_step"),
         ({"update": gan_update, "accumulate": 2}, "cannot be used with grads_accumulation"),
+        ({"update": gan_update, "trainable": lambda path, x: True}, "trainable= has no effect"),
+        ({"update": lambda state, batch, lr: None}, "needs \\(state, batch, lr, rng\\)"),
         ({"update": "gan"}, "update is 'gan'; it needs a function"),
     ],
 )
@@ -824,6 +841,26 @@ def test_an_update_that_changes_the_structure_is_refused(returned, code, values,
     learner = build(tmp_path, {"w": jnp.zeros(2), "n": jnp.int32(0)}, 0.1, None, update=update)
     with raises_code(code, *values), jax.numpy_dtype_promotion("standard"):
         trained(learner, [BATCH])
+
+
+@pytest.mark.parametrize("number", [0, 0.0, np.int32(0), False])
+def test_an_update_that_replaces_a_number_is_refused(number, tmp_path):
+    """The compiled program has the first value, so a target that moves every n steps would never move."""
+
+    def update(state, batch, lr, rng):
+        return {**state, "steps": state["steps"] + jnp.int32(1)}, Own(jnp.float32(0))
+
+    learner = build(tmp_path, {"w": jnp.zeros(2), "steps": number}, 0.1, None, update=update)
+    with raises_code("model-number-replaced", "steps"), jax.numpy_dtype_promotion("standard"):
+        trained(learner, [BATCH])
+
+
+def test_an_update_may_return_numbers_unchanged_and_flags(tmp_path):
+    def update(state, batch, lr, rng):
+        return {"w": state["w"], "rate": 1.0 * state["rate"], "flag": True}, Own(jnp.float32(0))
+
+    state = {"w": jnp.zeros(2), "rate": 0.5, "flag": False}
+    assert trained(build(tmp_path, state, 0.1, None, update=update), [BATCH])
 
 
 # -- the public functions under jit and vmap ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from learner.errors import LearnerError, Problem
+from learner.models.freezing import frozen_leaves
 from learner.steps.optimizer import raw_gradients_problem
 from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
@@ -62,6 +63,7 @@ class TracedTrainStep:
       written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
       assigned: the names of attributes that the step assigned to its model, which has no effect either.
+      unfrozen: the names of frozen parameters that the step assigned, which keep the new values.
       host_generators: the names of the host's generators whose random numbers are constants of the program.
       broadcast: the operation of the loss that combines each prediction with the targets of all rows; see
         `broadcast_rows`.
@@ -75,6 +77,7 @@ class TracedTrainStep:
     written: list[str]
     is_constant: bool = False
     assigned: Sequence[str] = ()
+    unfrozen: Sequence[str] = ()
     host_generators: Sequence[str] = ()
     broadcast: str | None = None
     activation: str | None = None
@@ -108,6 +111,7 @@ class _TrainTrace:
       own_grads: True if the step computes its own gradients.
       replaces: True if a step has replaced parameters of its model.
       assigned: the names of attributes that a step assigned.
+      unfrozen: the names of frozen parameters that a step assigned.
       losses: the positions of the loss among the outputs of the last trace; empty if there is none.
       logits: the positions of the logits.
     """
@@ -118,6 +122,7 @@ class _TrainTrace:
         self.problems: list[str] = []
         self.own_grads = self.replaces = False  # no outputs: no tracer may outlive its trace (`jax.checking_leaks`)
         self.assigned: list[str] = []
+        self.unfrozen: list[str] = []
         self.losses: list[int] = []
         self.logits: list[int] = []
 
@@ -155,6 +160,11 @@ class _TrainTrace:
             state.params, state.model_state, batch, key, written=written, assigned=self.assigned
         )
         self.replaces |= not all(same_leaves(*pair) for pair in written)
+        adapter = self._step.adapter
+        if adapter.changes_in_place:  # a step that returns its model changes it on purpose
+            new = frozen_leaves(adapter, after)
+            frozen = frozen_leaves(adapter, state.model_state)
+            self.unfrozen = [name for name, given in frozen.items() if new[name] is not given]
         return returned, after
 
     def _update(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
@@ -197,6 +207,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         _written(step, state, batch) if trace.replaces and not problems else [],
         is_constant,
         list(dict.fromkeys(trace.assigned)),
+        trace.unfrozen,
         host_generators,
         broadcast,
         activation,

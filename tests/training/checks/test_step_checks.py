@@ -889,6 +889,25 @@ def test_a_run_warns_about_assigned_attributes(tmp_path):
     assert "of its model, which has no effect: attributes" in (tmp_path / "experiment.log").read_text()
 
 
+class Normalized(nnx.Module):
+    def __init__(self):
+        self.body = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.norm = nnx.SpectralNorm(self.body, rngs=nnx.Rngs(1))
+        self.head = nnx.Linear(3, 3, rngs=nnx.Rngs(2))
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_run_warns_about_frozen_parameters_that_a_step_assigns(tmp_path, normalizes):
+    def step(model, batch):
+        body = (lambda x: model.norm(x, update_stats=True)) if normalizes else model.body
+        return ClassificationOutput.from_logits(model.head(body(batch["x"])), batch["label"])
+
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).freeze("^body")
+    result = builder.build(Normalized(), optax.sgd, 0.0, train_step=step).fit([BATCH])
+    changed = not np.array_equal(result.model.body.kernel[...], Normalized().body.kernel[...])
+    assert (changed, "train_step assigns body.kernel" in (tmp_path / "experiment.log").read_text()) == (normalizes,) * 2
+
+
 HOST = np.random.default_rng(0)
 
 
