@@ -55,6 +55,8 @@ def direction_of(options: Options, valid_splits: list[str], key: str, mode: str 
     numeric = [k for k, info in infos.items() if info.numeric]
     if key not in infos and key.startswith("valid/") and not valid_splits:
         return "min", f"{key!r}, and there is no validation data; {near('', numeric)}"
+    if key.startswith("custom/"):
+        return "min", f"{key!r}, a number that a hook returns, and only metrics can be monitored; {near('', numeric)}"
     if key not in infos:
         return "min", f"{key!r}, which no metric provides; {near(key, numeric)}"
     if not infos[key].numeric:

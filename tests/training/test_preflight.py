@@ -402,6 +402,7 @@ MONITORS = {
         ("valid/Los", ["'valid/Los', which no metric provides", "did you mean 'valid/Loss'"]),
         ("Precision@5", ["which no metric provides", "choose from 'train/Learning Rate', 'train/Loss', 'valid/Loss'"]),
         ("valid/Words", ["'valid/Words', which is not a number"]),
+        ("custom/Length", ["'custom/Length', a number that a hook returns", "choose from 'train/Learning Rate'"]),
         ("train/Learning Rate", ["no direction of its own", "mode='min' or mode='max'"]),
     ],
 )
