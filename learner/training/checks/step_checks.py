@@ -111,7 +111,7 @@ class _TrainTrace:
       own_grads: True if the step computes its own gradients.
       replaces: True if a step has replaced parameters of its model.
       assigned: the names of attributes that a step assigned.
-      unfrozen: the names of frozen parameters that a step assigned.
+      unfrozen: the names of frozen parameters that a step assigned, perhaps unchanged, as `nnx.remat` does.
       losses: the positions of the loss among the outputs of the last trace; empty if there is none.
       logits: the positions of the logits.
     """
@@ -207,7 +207,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         _written(step, state, batch) if trace.replaces and not problems else [],
         is_constant,
         list(dict.fromkeys(trace.assigned)),
-        trace.unfrozen,
+        _unfrozen(step, state, batch, trace.unfrozen) if trace.unfrozen and not problems else [],
         host_generators,
         broadcast,
         activation,
@@ -280,6 +280,20 @@ def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]
     program = jax.make_jaxpr(params_after)(state.params, state.model_state, batch, state.rng)
     sources = forwarded_inputs(program.jaxpr)
     return [name for index, name in enumerate(named_leaves(state.params)) if sources[index] != index]
+
+
+def _unfrozen(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequence[str]) -> list[str]:
+    """Return the frozen parameters among `names` that a train step changes; see `_written`."""
+
+    def state_after(model_state: PyTree, params: PyTree, batch: PyTree, rng: Any) -> list[Any]:
+        key = jax.random.fold_in(rng, 0)
+        given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
+        return jax.tree.leaves(step.run_train(params, model_state, step.train_batch(given, batch, key), key)[1])
+
+    program = jax.make_jaxpr(state_after)(state.model_state, state.params, batch, state.rng)
+    sources = forwarded_inputs(program.jaxpr)
+    leaves = enumerate(named_leaves(state.model_state))
+    return [name for index, name in leaves if name in names and sources[index] != index]
 
 
 def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> list[str]:

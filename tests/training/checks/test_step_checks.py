@@ -896,11 +896,19 @@ class Normalized(nnx.Module):
         self.head = nnx.Linear(3, 3, rngs=nnx.Rngs(2))
 
 
-@pytest.mark.parametrize("normalizes", [True, False])
-def test_a_run_warns_about_frozen_parameters_that_a_step_assigns(tmp_path, normalizes):
+@pytest.mark.parametrize(
+    ("body", "normalizes"),
+    [
+        (lambda model, x: model.norm(x, update_stats=True), True),
+        (lambda model, x: model.body(x), False),
+        (nnx.remat(lambda model, x: model.body(x)), False),  # assigns every parameter as it was
+        (nnx.jit(lambda model, x: model.body(x)), False),
+    ],
+    ids=["normalized", "called", "remat", "jit"],
+)
+def test_a_run_warns_about_frozen_parameters_that_a_step_changes(tmp_path, body, normalizes):
     def step(model, batch):
-        body = (lambda x: model.norm(x, update_stats=True)) if normalizes else model.body
-        return ClassificationOutput.from_logits(model.head(body(batch["x"])), batch["label"])
+        return ClassificationOutput.from_logits(model.head(body(model, batch["x"])), batch["label"])
 
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).freeze("^body")
     result = builder.build(Normalized(), optax.sgd, 0.0, train_step=step).fit([BATCH])
