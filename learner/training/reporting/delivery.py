@@ -161,6 +161,10 @@ class Delivery(ThreadOwned):
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _deliver_steps(self, dispatched: Sequence[StepsDispatched]) -> None:
+        if len(dispatched) > 1 and not self.reader.has_read(dispatched[0].kind):
+            # The first one alone: its values show that training works, and those of the second come a step later.
+            self._deliver_steps(dispatched[:1])
+            dispatched = dispatched[1:]
         read = self.reader.read(dispatched)
         for _, pairs in itertools.groupby(read.pairs, lambda pair: (pair[0].split, pair[0].epoch)):
             # Checked for each group, as a step of the previous one may have ended the run.

@@ -56,6 +56,10 @@ class StepReader(ThreadOwned):
         """Record that the thread was busy until now, so that steps may have ended unnoticed."""
         self._busy_until = self._now()
 
+    def has_read(self, kind: str) -> bool:
+        """Return True if steps of a kind (`train`, `valid`) were read."""
+        return self._estimator.seconds(kind) is not None
+
     def read(self, dispatched: Sequence[StepsDispatched]) -> StepsRead:
         """Read some dispatches of one kind with one wait and one transfer."""
         began = self._now()

@@ -87,6 +87,17 @@ class ResidentBatches(CollectingMetric):
         return float(np.dot(rows["x"], np.arange(1, len(rows["x"]) + 1)))
 
 
+class Known(StepTimeEstimator):
+    """A constant estimate of the step time."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self._seconds = seconds
+
+    def seconds(self, kind, steps=1):
+        return self._seconds * steps
+
+
 @pytest.fixture
 def start():
     workers = []
@@ -266,7 +277,7 @@ def test_close_processes_the_queue(start):
 
 def test_waiting_dispatches_are_one_event_per_split_and_epoch(start):
     files, listener = Files(), ListenerThread()
-    worker = start(files=files, listeners=[listener])
+    worker = start(files=files, listeners=[listener], estimator=Known(0.0))
     gate = held(worker)
     for item in (
         steps_dispatched(4, 0.5, 0.25),
@@ -286,17 +297,6 @@ def test_waiting_dispatches_are_one_event_per_split_and_epoch(start):
         ("valid", 1, 1, 1, 1, 1, [1.0]),
     ]
     assert [call[4] for call in files.calls] == [[1, 2, 1], [1], [1]]
-
-
-class Known(StepTimeEstimator):
-    """A constant estimate of the step time."""
-
-    def __init__(self, seconds):
-        super().__init__()
-        self._seconds = seconds
-
-    def seconds(self, kind, steps=1):
-        return self._seconds * steps
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def test_dispatches_of_five_milliseconds_are_read_together(start, reads, seconds
 
 def test_iteration_speed_has_a_line_for_each_step_whatever_the_dispatch(start):
     files = Files()
-    worker = start(Loss(), IterationSpeed(), files=files)
+    worker = start(Loss(), IterationSpeed(), files=files, estimator=Known(0.0))
     gate = held(worker)
     for first, numbers in ((1, [0.5]), (2, [0.5] * 4), (6, [0.5] * 2)):
         worker.put(steps_dispatched(first, *numbers))
@@ -375,7 +375,8 @@ def test_a_host_metric_receives_steps_and_seconds_and_is_reset_after_a_split(sta
 
 
 def test_a_host_metric_receives_rows_and_weights(start):
-    worker = start(Loss(), RowsPerSecond(), TokensPerSecond(), IterationSpeed(), files=(files := Files()))
+    files, metrics = Files(), (Loss(), RowsPerSecond(), TokensPerSecond(), IterationSpeed())
+    worker = start(*metrics, files=files, estimator=Known(0.0))
     gate = held(worker)
     worker.put(dataclasses.replace(steps_dispatched(1, 0.5, 0.5), rows=30))
     worker.put(dataclasses.replace(steps_dispatched(3, 0.5), rows=12))
@@ -928,16 +929,16 @@ def test_the_reporter_measures_the_pace(start):
     assert estimator.steps("train") > 1
 
 
-def test_queued_dispatches_are_read_at_once(start, monkeypatch):
-    reads, read = [], step_reader.fetch
-    monkeypatch.setattr(step_reader, "fetch", lambda dispatched: reads.append(len(dispatched)) or read(dispatched))
-    worker = start()
+@pytest.mark.parametrize(("estimator", "sizes"), [(StepTimeEstimator(), [1, 9]), (Known(0.0), [10])])
+def test_queued_dispatches_are_read_at_once_except_for_the_first(start, reads, estimator, sizes):
+    """The values of the first steps of a run do not wait for those of the second."""
+    worker = start(estimator=estimator)
     gate = held(worker)
     for first in range(1, 11):
         worker.put(steps_dispatched(first, 0.5))
     gate.set()
     worker.wait()
-    assert reads == [10]
+    assert [reads.get(timeout=WAIT) for _ in sizes] == sizes
 
 
 def test_several_listeners_receive_all_events(start):
