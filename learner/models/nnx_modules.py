@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from learner.errors import LearnerError
 from learner.models.base import ARRAYS, PARAMS, ModelAdapter, Trainable
 from learner.util.optional import is_instance_of
-from learner.util.trees import named_leaves
+from learner.util.trees import named_leaves, path_name
 
 Array = Any
 PyTree = Any
@@ -94,18 +94,7 @@ class NnxAdapter(ModelAdapter):
 
     def attributes(self, model: Any) -> dict[str, Any]:
         """See `ModelAdapter`."""
-        nodes = (self._nnx.Pytree, self._nnx.Variable)
-        found: dict[str, Any] = {}
-        for place, module in self._nnx.iter_graph(model):
-            if not isinstance(module, self._nnx.Pytree):
-                continue
-            # From the modules' dicts, as `iter_graph` yields an object once, and None and 0 are single objects.
-            own = {name: x for name, x in vars(module).items() if not name.startswith("_pytree")}  # flax's own
-            for path, value in jax.tree_util.tree_leaves_with_path(own, lambda x: x is None or isinstance(x, nodes)):
-                if not isinstance(value, nodes):
-                    name = jax.tree_util.keystr(path, simple=True, separator=".")
-                    found[".".join((*map(str, place), name))] = value
-        return found
+        return module_attributes(model)
 
     def grads(self, grads: Any) -> PyTree:
         """See `ModelAdapter`. Accepts the result of `nnx.grad`."""
@@ -160,6 +149,23 @@ def variable_kind(variable: Any) -> str:
         return type(variable).__name__
 
 
+def module_attributes(model: Any) -> dict[str, Any]:
+    """Return, by path, the attributes of an nnx module and its submodules other than variables and modules."""
+    from flax import nnx
+
+    nodes = (nnx.Pytree, nnx.Variable)
+    found: dict[str, Any] = {}
+    for place, module in nnx.iter_graph(model):
+        if not isinstance(module, nnx.Pytree):
+            continue
+        # From the modules' dicts, as `iter_graph` yields an object once, and None and 0 are single objects.
+        own = {name: x for name, x in vars(module).items() if not name.startswith("_pytree")}  # flax's own
+        for path, value in jax.tree_util.tree_leaves_with_path(own, lambda x: x is None or isinstance(x, nodes)):
+            if not isinstance(value, nodes):
+                found[".".join((*map(str, place), path_name(path)))] = value
+    return found
+
+
 def module_paths(model: Any) -> list[str]:
     """Return the paths of the modules of an nnx model, also of those without arrays; nothing for other models."""
     if not is_instance_of(model, "flax.nnx", "Module"):
@@ -169,13 +175,14 @@ def module_paths(model: Any) -> list[str]:
     return [".".join(map(str, path)) for path, _ in nnx.iter_modules(model) if path]
 
 
-def nnx_modules(model: PyTree) -> list[Any]:
-    """Return the nnx modules of a pytree, but not modules inside modules. It never imports the library."""
+def nnx_modules(model: PyTree) -> dict[str, Any]:
+    """Return the nnx modules of a pytree by path, but not modules inside modules. It never imports the library."""
 
     def is_module(node: Any) -> bool:
         return is_instance_of(node, "flax.nnx", "Module")
 
-    return list(filter(is_module, jax.tree.leaves(model, is_leaf=is_module)))
+    nodes = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_module)
+    return {path_name(path): node for path, node in nodes if is_module(node)}
 
 
 def _refuse_numbers(state: Any, nnx: Any) -> None:
@@ -185,7 +192,7 @@ def _refuse_numbers(state: Any, nnx: Any) -> None:
             continue
         value = x.get_value() if isinstance(x, nnx.Param) else x
         if isinstance(value, int | float | complex):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            name = path_name(path)
             raise LearnerError(
                 f"{name} of the model is {value!r}, a Python number: give an array, such as jnp.float32({value!r})",
                 code="model-leaf-number",

@@ -9,7 +9,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.models.base import ARRAYS, ModelAdapter, Trainable, same_structure
-from learner.models.nnx_modules import nnx_modules, variable_kind
+from learner.models.nnx_modules import module_attributes, nnx_modules, variable_kind
 from learner.util.optional import is_instance_of
 from learner.util.text import join_names
 from learner.util.trees import path_name
@@ -30,7 +30,8 @@ def _is_new_number(leaf: Any, given: Any) -> bool:
     if isinstance(leaf, jax.Array):
         return True
     # A step may set a flag, such as that of `eqx.nn.inference_mode`.
-    return not isinstance(leaf, bool) and isinstance(leaf, int | float | complex | np.number) and bool(leaf != given)
+    is_number = not isinstance(leaf, bool) and isinstance(leaf, int | float | complex | np.number)
+    return is_number and leaf != given and not (np.isnan(leaf) and np.isnan(given))
 
 
 class TreeAdapter(ModelAdapter):
@@ -104,7 +105,7 @@ class TreeAdapter(ModelAdapter):
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> PyTree:
         """See `ModelAdapter`. Randomness reaches these models through the step's `rng` argument."""
         model = self.combine(params, model_state)
-        for module in nnx_modules(model):
+        for module in nnx_modules(model).values():
             module.train() if train else module.eval()
         return inference_mode(model, not train) if self._equinox else model
 
@@ -112,7 +113,7 @@ class TreeAdapter(ModelAdapter):
         """See `ModelAdapter`. The given model does not change, except for the nnx modules in it."""
         rebuilt = self.combine(self.params, model_state)
         nnx: Any = sys.modules.get("flax.nnx")
-        for given, new in zip(nnx_modules(model), nnx_modules(rebuilt), strict=True):
+        for given, new in zip(nnx_modules(model).values(), nnx_modules(rebuilt).values(), strict=True):
             nnx.update(given, nnx.state(new))
         return rebuilt
 
@@ -175,6 +176,11 @@ class TreeAdapter(ModelAdapter):
     def changes_in_place(self) -> bool:
         """See `ModelAdapter`."""
         return self._in_place
+
+    def attributes(self, model: PyTree) -> dict[str, Any]:
+        """See `ModelAdapter`. Only nnx modules are changed in place."""
+        modules = nnx_modules(model).items() if self._in_place else ()
+        return {f"{path}.{name}": x for path, module in modules for name, x in module_attributes(module).items()}
 
     @property
     def constants(self) -> list[str]:

@@ -71,7 +71,7 @@ def _kind_of(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
 
 
-def _is_model(returned: Any, model: Any) -> bool:
+def is_model_like(returned: Any, model: Any) -> bool:
     """Return True if the second element of a step's result is a model like the given one. It may have further
     variables, as a valid step adds some, such as caches.
     """
@@ -83,9 +83,10 @@ def _is_model(returned: Any, model: Any) -> bool:
     return type(returned) is type(model)
 
 
-def _assigned(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the values that a step has changed. New values do not count, as they are scratch for the same
-    step; nor do arrays, which are state, and flags, as a step may set the mode of a part of its model each time.
+def changed_attributes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names of the attributes of a model that a step has changed. New ones do not count, as they are scratch
+    for the same step; nor do arrays, which are state, and flags, as a step may set the mode of a part of its model each
+    time.
     """
     constants = {name: value for name, value in before.items() if not isinstance(value, jax.Array)}
     pairs = {name: (value, after[name]) for name, value in constants.items() if name in after}
@@ -259,7 +260,7 @@ class StepDefinition:
             attributes = {} if assigned is None else self.adapter.attributes(model)
             returned, new_model = self.train(model, self.policy.to_compute_dtype(batch), key)
             if assigned is not None:
-                assigned.extend(_assigned(attributes, self.adapter.attributes(model)))
+                assigned.extend(changed_attributes(attributes, self.adapter.attributes(model)))
             if new_model is not None:
                 self._check_pair(returned, new_model, model)
             if axis is not None and synced is not None:
@@ -349,7 +350,7 @@ class StepDefinition:
             parts = self._computed(eval_params(state.params, state.opt_state), state.model_state)
             model = self.adapter.merge(*parts, jax.random.fold_in(key, 1), train=False)
             output, returned = step(model, self.policy.to_compute_dtype(batch), key)
-        if returned is not None and not _is_model(returned, model):
+        if returned is not None and not is_model_like(returned, model):
             if step is not self.predict:
                 raise LearnerError(
                     f"{step.name} returned a pair whose second element, {_kind_of(returned)}, is not the model; a step "

@@ -265,7 +265,7 @@ def checked_step(
             traced = trace_train(step, state, inputs.first_batches["train"], raw)
             problems += traced.problems
             inputs.programs["train"] = traced.program
-            inputs.warnings.extend(_warnings_of(traced))
+            inputs.warnings.extend(_warnings_of(traced, "train_step" if step.update is None else "update="))
             step = dataclasses.replace(step, own_grads=traced.own_grads)
     if inputs.valid and step.valid is None:
         problems.append(
@@ -302,9 +302,16 @@ def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, p
     inputs.warnings.extend(warnings)
 
 
-def _warnings_of(traced: TracedTrainStep) -> list[str]:
-    """Return the warnings about a train step."""
+def _warnings_of(traced: TracedTrainStep, name: str) -> list[str]:
+    """Return the warnings about a train step, or about `update=`."""
     warnings = []
+    draws = "update(state, batch, lr, rng)" if name == "update=" else "train_step(model, batch, rng)"
+    draws = f"Take a key, {draws} or on_batch(batch, rng), and draw"
+    if traced.is_unchanged:
+        warnings.append(
+            "update= returns its state unchanged, so nothing is trained: return the new state, with the parameters and "
+            "the state of the optimizer after the step, as (state, output)"
+        )
     if traced.is_constant:
         warnings.append(
             "the loss of train_step depends on no parameter of its model, so nothing is trained: it is computed from "
@@ -326,7 +333,7 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
         warnings.append(_of_written(traced.written))
     if traced.assigned:
         warnings.append(
-            f"train_step assigns {join_names(traced.assigned, MOST_NAMED)} of its model, which has no effect: "
+            f"{name} assigns {join_names(traced.assigned, MOST_NAMED)} of its model, which has no effect: "
             "attributes that are not variables are constants of the compiled program, and each step starts with the "
             "original ones. Keep state in a variable that __init__ creates, such as nnx.Variable(jnp.array(0)); "
             "on_batch receives the number of the step. It is harmless if only the same step reads the value"
@@ -338,17 +345,13 @@ def _warnings_of(traced: TracedTrainStep) -> list[str]:
             "them. Ignore this warning if the step is meant to change them, such as to a moving average"
         )
     if traced.host_generators:
-        remedy = (
-            "Take a key, train_step(model, batch, rng) or on_batch(batch, rng), and draw with jax.random; augment(fn) "
-            "gives items of a dataset a NumPy generator"
-        )
-        warnings.append(warning_of_draws("train_step (or on_batch)", traced.host_generators, remedy))
+        remedy = f"{draws} with jax.random; augment(fn) gives items of a dataset a NumPy generator"
+        warnings.append(warning_of_draws(f"{name} (or on_batch)", traced.host_generators, remedy))
     if traced.has_constant_key:
         warnings.append(
-            "train_step (or on_batch) draws random numbers for each row from a key that is the same in all steps, "
-            "such as jax.random.key(0), so every step has the same numbers. Take a key, train_step(model, batch, "
-            "rng) or on_batch(batch, rng), and draw from it. Ignore this warning if the numbers are meant to be "
-            "constant"
+            f"{name} (or on_batch) draws random numbers for each row from a key that is the same in all steps, such as "
+            f"jax.random.key(0), so every step has the same numbers. {draws} from it. Ignore this warning if the "
+            "numbers are meant to be constant"
         )
     return warnings
 

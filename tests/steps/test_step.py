@@ -5,6 +5,7 @@ Expected values come from arithmetic, from NumPy in float64, or from a loop with
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import equinox as eqx
@@ -857,9 +858,10 @@ def test_an_update_that_replaces_a_number_is_refused(number, tmp_path):
 
 def test_an_update_may_return_numbers_unchanged_and_flags(tmp_path):
     def update(state, batch, lr, rng):
-        return {"w": state["w"], "rate": 1.0 * state["rate"], "flag": True}, Own(jnp.float32(0))
+        new = {"w": state["w"] + 1, "rate": 1.0 * state["rate"], "flag": True, "none": 2 * state["none"]}
+        return new, Own(jnp.float32(0))
 
-    state = {"w": jnp.zeros(2), "rate": 0.5, "flag": False}
+    state = {"w": jnp.zeros(2), "rate": 0.5, "flag": False, "none": math.nan}
     assert trained(build(tmp_path, state, 0.1, None, update=update), [BATCH])
 
 

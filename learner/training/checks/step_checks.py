@@ -15,7 +15,7 @@ from learner.steps.optimizer import raw_gradients_problem
 from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
-from learner.steps.step_definition import StepFn
+from learner.steps.step_definition import StepFn, changed_attributes, is_model_like
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves
 from learner.training.checks.constant_keys import draws_of_constant_keys
@@ -62,6 +62,7 @@ class TracedTrainStep:
         with it, but do not lead to any output.
       written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
+      is_unchanged: True if `update=` returns its state unchanged.
       assigned: the names of attributes that the step assigned to its model, which has no effect either.
       unfrozen: the names of frozen parameters that the step assigned, which keep the new values.
       host_generators: the names of the host's generators whose random numbers are constants of the program.
@@ -76,6 +77,7 @@ class TracedTrainStep:
     program: Any
     written: list[str]
     is_constant: bool = False
+    is_unchanged: bool = False
     assigned: Sequence[str] = ()
     unfrozen: Sequence[str] = ()
     host_generators: Sequence[str] = ()
@@ -109,6 +111,7 @@ class _TrainTrace:
       name: the name of the function, in messages.
       problems: the problems of the step; each trace adds its own.
       own_grads: True if the step computes its own gradients.
+      is_unchanged: True if `update=` has returned its state unchanged.
       replaces: True if a step has replaced parameters of its model.
       assigned: the names of attributes that a step assigned.
       unfrozen: the names of frozen parameters that a step assigned, perhaps unchanged, as `nnx.remat` does.
@@ -120,7 +123,8 @@ class _TrainTrace:
         self._step, self._batch = step, batch
         self.name = "update=" if step.update is not None else "train_step"
         self.problems: list[str] = []
-        self.own_grads = self.replaces = False  # no outputs: no tracer may outlive its trace (`jax.checking_leaks`)
+        # No outputs: no tracer may outlive its trace (`jax.checking_leaks`).
+        self.own_grads = self.is_unchanged = self.replaces = False
         self.assigned: list[str] = []
         self.unfrozen: list[str] = []
         self.losses: list[int] = []
@@ -170,13 +174,21 @@ class _TrainTrace:
     def _update(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
         step: Any = self._step
         model = step.adapter.merge(state.params, state.model_state, key, train=True)
+        attributes = step.adapter.attributes(model)
         result = step.update(model, batch, state.lr_scale, key)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise LearnerError(
                 f"update= returned {type(result).__name__}; it needs to return (state, output)",
                 code="step-update-returns",
             )
+        if is_model_like(result[1], model) and not is_model_like(result[0], model):
+            raise LearnerError(
+                "update= returned its output before its state; it needs to return (state, output)",
+                code="step-update-returns",
+            )
+        self.assigned.extend(changed_attributes(attributes, step.adapter.attributes(result[0])))
         after = step.updated(result[0], state)
+        self.is_unchanged = same_leaves(after, (state.params, state.model_state))
         return as_output(result[1]), after
 
 
@@ -206,6 +218,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         program,
         _written(step, state, batch) if trace.replaces and not problems else [],
         is_constant,
+        trace.is_unchanged,
         list(dict.fromkeys(trace.assigned)),
         _unfrozen(step, state, batch, trace.unfrozen) if trace.unfrozen and not problems else [],
         host_generators,

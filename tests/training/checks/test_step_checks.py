@@ -171,6 +171,12 @@ def test_an_update_is_checked():
     assert problem.startswith("update= returned nothing (None)")
 
 
+@pytest.mark.parametrize("returns", [lambda state, output: (output, state), lambda state, output: output])
+def test_an_update_that_does_not_return_a_state_and_an_output_is_refused(returns):
+    with raises_code("step-update-returns"):
+        checked(update=lambda state, batch, lr, rng: returns(state, classify(state, batch)))
+
+
 @pytest.mark.parametrize(
     "output",
     [
@@ -887,6 +893,40 @@ def test_a_run_warns_about_assigned_attributes(tmp_path):
     result = builder.build(Counting(), optax.sgd, 0.1, train_step=of_module).fit([BATCH])
     assert (result.model.count, result.model.kept[...]) == (0, 1)
     assert "of its model, which has no effect: attributes" in (tmp_path / "experiment.log").read_text()
+
+
+def traced_update(change, given):
+    learner = learner_for(given=given, update=lambda state, batch, lr, rng: change(state, batch))
+    return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH)
+
+
+def test_attributes_that_an_update_assigns_are_named():
+    def update(state, batch):
+        return state, of_module(state["net"], batch)
+
+    traced = traced_update(update, {"net": Counting(), "rate": jnp.ones(())})
+    assert (traced.assigned, traced.is_unchanged) == (["net.count"], False)
+    assert traced_update(lambda net, batch: (net, of_module(net, batch)), Counting()).assigned == ["count"]
+
+
+def test_an_update_that_returns_its_state_unchanged_is_noticed():
+    def forgets(state, batch):
+        _ = jax.tree.map(lambda w: w + 1, state)
+        return state, classify(state, batch)
+
+    def changes(state, batch):
+        return {"w": state["w"] + 1}, classify(state, batch)
+
+    assert traced_update(forgets, model()).is_unchanged
+    assert not traced_update(changes, model()).is_unchanged
+
+
+@pytest.mark.full
+def test_a_run_warns_about_an_update_that_changes_nothing(tmp_path):
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    update = lambda state, batch, lr, rng: (state, classify(state, batch))  # noqa: E731
+    builder.build(model(), None, 0.1, update=update).fit([BATCH])
+    assert "update= returns its state unchanged" in (tmp_path / "experiment.log").read_text()
 
 
 class Normalized(nnx.Module):
