@@ -144,6 +144,8 @@ def test_valid_step_with_a_counting_callback_fails(answer):
 def test_train_and_eval_mode(answer):
     finding = answer("train-mode", Net(), None)
     assert (finding.verdict, finding.number != 0) == ("ok", True)
+    noisy = answer("train-mode", line(value=1.0), noisy_step, noisy_step)
+    assert (noisy.verdict, noisy.number != 0, "another key gives" in noisy.text) == ("ok", True, True)
     finding = answer("train-mode", line(), line_step)
     assert (finding.verdict, finding.number) == ("ok", 0)
 
