@@ -12,6 +12,7 @@ from learner.errors import LearnerError
 from learner.optimizers.base import OptimizerFactory, refuse_no_function
 from learner.steps.extra import accepting
 from learner.util.number_checks import is_int
+from learner.util.text import name_of
 
 
 class AveragedState(NamedTuple):
@@ -55,8 +56,10 @@ class Ema(OptimizerFactory):
 
     def __post_init__(self) -> None:
         if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not 0 <= self.decay < 1:
+            shown = name_of(self.decay) if callable(self.decay) else repr(self.decay)
             raise LearnerError(
-                f"decay of Ema is {self.decay!r}; it needs a number from 0 to below 1", code="optimizer-ema-decay-value"
+                f"decay of Ema is {shown}; it needs a number from 0 to below 1, as in Ema(optax.adamw, decay=0.999)",
+                code="optimizer-ema-decay-value",
             )
         _check(self.optimizer, "Ema", start=(self.start, 0))
 

@@ -1,5 +1,6 @@
 """Models for inference: a program and its weights, which run without `learner` and without the model's code."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -115,6 +116,12 @@ def _check_arguments(model: Any, function: Any, batch_size: int | None, platform
             f"a model of type {type(model).__name__} cannot be called: give function=, (model, inputs) -> outputs",
             code="export-function-missing",
         )
+    if function is None and (reason := _unlike_one_argument(model)):
+        raise LearnerError(
+            f"{type(model).__name__} cannot be called with one argument, the inputs ({reason}): give function=, such "
+            "as lambda model, inputs: model(**inputs)",
+            code="export-function-missing",
+        )
     if batch_size is not None and not (is_int(batch_size) and batch_size >= 1):
         raise LearnerError(
             f"batch_size is {batch_size!r}; it needs a whole number, 1 or more, or None for any number",
@@ -125,6 +132,19 @@ def _check_arguments(model: Any, function: Any, batch_size: int | None, platform
         raise LearnerError(
             f"platforms is {shown!r}; it needs a list of one or more of {', '.join(KNOWN)}", code="export-platforms"
         )
+
+
+def _unlike_one_argument(model: Callable[..., Any]) -> str:
+    """Return the reason why a model cannot be called with one argument, or nothing."""
+    try:
+        signature = inspect.signature(model)
+    except ValueError:  # some callables of C have no signature
+        return ""
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def _check_format(format: str, platforms: Sequence[str]) -> None:

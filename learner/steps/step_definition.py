@@ -124,6 +124,8 @@ def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn
     positional = [p.name for p in parameters if p.kind in kinds and (p.default is p.empty or p.name == "rng")]
     names = [p.name for p in parameters if p.kind in kinds]
     problem = "" if len(positional) in (2, 3) else f"takes {len(positional)} arguments"
+    if len(positional) < 2 and any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        problem = "takes any arguments, as a decorator without functools.wraps does"
     known = [name for name in ARGUMENT_ORDER[: len(positional)] if name in names]
     if any(names.index(name) != ARGUMENT_ORDER.index(name) for name in known):
         problem = f"takes ({', '.join(names)})"

@@ -169,13 +169,22 @@ def _name_of(hook: Callable[..., Any]) -> str:
     return getattr(hook, "__name__", type(hook).__name__)
 
 
+class _Unquoted(str):
+    """A text without quotes in the text of a container."""
+
+    __repr__ = str.__str__
+
+
 def _shown(returned: Any) -> str:
     """Return the result of a hook, or a value in it, as a text for an error, with shapes in place of arrays. Python
     refuses to print integers of thousands of digits.
     """
 
     def short(x: Any) -> Any:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, np.ndarray | jax.Array) and x.ndim else x
+        if isinstance(x, Image | Histogram):
+            return _Unquoted(f"{type(x).__name__}(...)")
+        is_array = isinstance(x, np.ndarray | jax.Array) and x.ndim
+        return _Unquoted(f"{x.dtype}{list(x.shape)}") if is_array else x
 
     with contextlib.suppress(TypeError, ValueError):  # keys of several types have no order
         returned = jax.tree.map(short, returned)

@@ -236,6 +236,7 @@ def test_half_precision_is_averaged_in_float32():
     ("make", "code", "values"),
     [
         (lambda: Ema(optax.sgd, decay=1.0), "optimizer-ema-decay-value", ("1.0",)),
+        (lambda: Ema(0.9, optax.adam), "optimizer-ema-decay-value", ("is adam", "Ema(optax.adamw, decay=0.999)")),
         (lambda: Ema(optax.sgd, start=-1), "optimizer-number-value", ("Ema", "-1", "0", "start")),
         (lambda: Ema(optax.sgd(0.1)), "optimizer-already-built", ("the optimizer of Ema",)),
         (lambda: Swa(optax.sgd, start=3, every=0), "optimizer-number-value", ("Swa", "0", "1", "every")),

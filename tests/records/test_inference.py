@@ -123,6 +123,7 @@ def test_a_fixed_number_of_rows_and_one_platform(tmp_path):
     ("model", "inputs", "options", "code"),
     [
         (line, X, {}, "export-function-missing"),
+        (lambda: lambda x, times: x, X, {}, "export-function-missing"),
         (Net, np.float32(1), {}, "export-input-without-rows"),
         (Net, X, {"batch_size": 0}, "export-batch-size"),
         (Net, X[:, :2], {}, "export-impossible"),

@@ -570,6 +570,7 @@ def test_a_missing_step_is_none():
     [
         (lambda model: 0, "step-function-signature", ("1", "model")),
         (lambda: 0, "step-function-signature", ("0",)),
+        (lambda *given: 0, "step-function-signature", ("functools.wraps",)),
         (lambda model, batch, rng, more: 0, "step-function-signature", ("4",)),
         (lambda batch, model: 0, "step-function-signature", ("(batch, model)",)),
         (lambda net, rng, x: 0, "step-function-signature", ("(net, rng, x)",)),

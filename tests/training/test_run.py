@@ -14,6 +14,7 @@ import pytest
 import learner.training.checkpoints.saving
 import learner.training.stopping
 from learner import (
+    Image,
     Interrupter,
     LearnerError,
     MetricEarlyStopping,
@@ -236,11 +237,12 @@ def test_unusable_return_values_of_hooks_are_refused(returned):
 @pytest.mark.parametrize(
     ("returned", "shown"),
     [
-        ({"loss": 1.0, "norms": np.ones(3)}, "shape=(3,)"),
+        ({"loss": 1.0, "norms": np.ones(3)}, "returned float64[3] as"),
+        ({"loss": 1.0, "norms": [Image(np.zeros((1, 1, 3), np.uint8)), np.ones(3)]}, "[Image(...), float64[3]]"),
         ({"loss": 1.0, 3: "text", "norms": {1: 2.0, "b": 3.0}}, "{1: 2.0, 'b': 3.0}"),
         ({3: 1.0, "norms": None}, "None"),
     ],
-    ids=["array", "keys of two types inside", "keys of two types"],
+    ids=["array", "pictures in a list", "keys of two types inside", "keys of two types"],
 )
 def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
     def mine(info, model):

@@ -218,6 +218,15 @@ def _tried(
         first = jax.tree.map(jnp.asarray, metric.init())
         state = metric.update(first, None if metric.per_step else output, info)
         for method, new in (("update", state), ("merge", metric.merge(first, first))):
+            if new is None and first is not None:
+                return [
+                    Problem(
+                        f"{method} of the metric {metric.name} returned nothing (None); it needs to return the new "
+                        "state",
+                        code="metric-state-changes",
+                        name=metric.name,
+                    )
+                ]
             if _types(new) != _types(first):
                 return [
                     Problem(

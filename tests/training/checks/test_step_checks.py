@@ -652,6 +652,11 @@ class OfTheStep(Counting):
         return state + info.grad_norm
 
 
+class Forgets(Counting):
+    def update(self, state, output, info):
+        pass
+
+
 class CollectsLengths(CollectingMetric):
     name, fields = "Collects", ("lengths",)
 
@@ -687,6 +692,7 @@ def test_valid_metrics_have_no_problems(metric):
         (Raises(), f"the metric Counting cannot be computed from train_step's output: {CANNOT_BE}"),
         (WidensInUpdate(), "update of the metric Counting changed its state from ['float32[]'] to ['float32[2]']"),
         (RetypesInMerge(), "merge of the metric Counting changed its state from ['float32[]'] to ['int32[]']"),
+        (Forgets(), "update of the metric Counting returned nothing (None)"),
         (GivesTwo(), "the metric Counting gives [2] numbers; one that is numeric gives a scalar"),
         (TopKAccuracy(5), "Top-5 Accuracy"),
     ],
