@@ -21,7 +21,14 @@ from learner.strategies.base import Strategy
 from learner.training.checks.agreement import description, digest, refuse_together
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
-from learner.training.checks.step_checks import TracedTrainStep, no_step, trace_train, trace_valid, warning_of_draws
+from learner.training.checks.step_checks import (
+    TracedTrainStep,
+    no_step,
+    trace_train,
+    trace_valid,
+    update_ignores_rate,
+    warning_of_draws,
+)
 from learner.training.checks.validation_state import warnings_of_valid
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, closed_on_error, read_inputs
@@ -191,6 +198,12 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
             "schedules change: pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr), or "
             "lr=0.0 if the optimizer has its own rate"
         )
+    given = inputs.programs["train"].jaxpr, shapes, inputs.first_batches["train"]
+    if step.update is not None and definition.optimizer.lr and update_ignores_rate(*given):
+        inputs.warnings.append(
+            "update= ignores the learning rate given to build, which metrics log and schedules change: pass its third "
+            "argument to the optimizer, or give lr=0.0 if it has its own rate"
+        )
     differentiates = step.update is None and not step.own_grads
     if differentiates and any(name.startswith("batch_stats.") for name in named_leaves(shapes.params)):
         inputs.warnings.append(
@@ -309,8 +322,9 @@ def _warnings_of(traced: TracedTrainStep, name: str) -> list[str]:
     draws = f"Take a key, {draws} or on_batch(batch, rng), and draw"
     if traced.is_unchanged:
         warnings.append(
-            "update= returns its state unchanged, so nothing is trained: return the new state, with the parameters and "
-            "the state of the optimizer after the step, as (state, output)"
+            "update= returns its parameters unchanged, so nothing is trained: return (state, output) with a state of "
+            "the new parameters and the new state of the optimizer. Ignore this warning if it is meant to change other "
+            "variables only, such as statistics"
         )
     if traced.is_constant:
         warnings.append(

@@ -62,7 +62,7 @@ class TracedTrainStep:
         with it, but do not lead to any output.
       written: the names of parameters that the step replaced in its model, which has no effect.
       is_constant: True if the loss depends on no parameter.
-      is_unchanged: True if `update=` returns its state unchanged.
+      is_unchanged: True if `update=` returns its parameters unchanged.
       assigned: the names of attributes that the step assigned to its model, which has no effect either.
       unfrozen: the names of frozen parameters that the step assigned, which keep the new values.
       host_generators: the names of the host's generators whose random numbers are constants of the program.
@@ -111,7 +111,7 @@ class _TrainTrace:
       name: the name of the function, in messages.
       problems: the problems of the step; each trace adds its own.
       own_grads: True if the step computes its own gradients.
-      is_unchanged: True if `update=` has returned its state unchanged.
+      is_unchanged: True if `update=` has returned its parameters unchanged.
       replaces: True if a step has replaced parameters of its model.
       assigned: the names of attributes that a step assigned.
       unfrozen: the names of frozen parameters that a step assigned, perhaps unchanged, as `nnx.remat` does.
@@ -188,7 +188,7 @@ class _TrainTrace:
             )
         self.assigned.extend(changed_attributes(attributes, step.adapter.attributes(result[0])))
         after = step.updated(result[0], state)
-        self.is_unchanged = same_leaves(after, (state.params, state.model_state))
+        self.is_unchanged = same_leaves(after[0], state.params)
         return as_output(result[1]), after
 
 
@@ -226,6 +226,13 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         activation,
         has_constant_key and _draws_follow_rows(trace, state, batch),
     )
+
+
+def update_ignores_rate(jaxpr: Any, state: TrainState, batch: PyTree) -> bool:
+    """Return True if no result of a traced update depends on the learning rate."""
+    paths = jax.tree_util.tree_leaves_with_path((state, batch))
+    is_rate = [path[0].idx == 0 and path[1].name == "lr_scale" for path, _ in paths]
+    return not any(dependent_outputs(jaxpr, is_rate))
 
 
 def _facts_of_loss(

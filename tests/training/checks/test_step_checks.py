@@ -911,11 +911,11 @@ def test_attributes_that_an_update_assigns_are_named():
         return state, of_module(state["net"], batch)
 
     traced = traced_update(update, {"net": Counting(), "rate": jnp.ones(())})
-    assert (traced.assigned, traced.is_unchanged) == (["net.count"], False)
+    assert (traced.assigned, traced.is_unchanged) == (["net.count"], True)
     assert traced_update(lambda net, batch: (net, of_module(net, batch)), Counting()).assigned == ["count"]
 
 
-def test_an_update_that_returns_its_state_unchanged_is_noticed():
+def test_an_update_that_returns_its_parameters_unchanged_is_noticed():
     def forgets(state, batch):
         _ = jax.tree.map(lambda w: w + 1, state)
         return state, classify(state, batch)
@@ -923,16 +923,32 @@ def test_an_update_that_returns_its_state_unchanged_is_noticed():
     def changes(state, batch):
         return {"w": state["w"] + 1}, classify(state, batch)
 
+    def counts(state, batch):
+        return {**state, "count": state["count"] + 1}, Own(jnp.float32(0))
+
     assert traced_update(forgets, model()).is_unchanged
     assert not traced_update(changes, model()).is_unchanged
+    assert traced_update(counts, {"w": jnp.ones(()), "count": jnp.int32(0)}).is_unchanged
 
 
 @pytest.mark.full
-def test_a_run_warns_about_an_update_that_changes_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "lr", "warnings"),
+    [
+        (lambda w, lr: w - lr, 0.1, []),
+        (lambda w, lr: w - 1, 0.1, ["ignores the learning rate"]),
+        (lambda w, lr: w - 1, 0.0, []),
+        (lambda w, lr: w, 0.0, ["returns its parameters unchanged"]),
+    ],
+)
+def test_a_run_warns_about_updates_without_effect(tmp_path, change, lr, warnings):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
-    update = lambda state, batch, lr, rng: (state, classify(state, batch))  # noqa: E731
-    builder.build(model(), None, 0.1, update=update).fit([BATCH])
-    assert "update= returns its state unchanged" in (tmp_path / "experiment.log").read_text()
+    update = lambda state, batch, lr, rng: ({"w": change(state["w"], lr)}, classify(state, batch))  # noqa: E731
+    builder.build(model(), None, lr, update=update).fit([BATCH])
+    log = (tmp_path / "experiment.log").read_text()
+    assert [
+        text for text in ("ignores the learning rate", "returns its parameters unchanged") if text in log
+    ] == warnings
 
 
 class Normalized(nnx.Module):
