@@ -1,5 +1,6 @@
 """Models of all libraries, split into differentiated arrays, carried arrays, and the recipe to merge them."""
 
+import dataclasses
 import functools
 import inspect
 import types
@@ -231,8 +232,11 @@ def _no_parameters(model: Any, adapter: ModelAdapter, trainable: Trainable) -> s
         f"{name} ({getattr(x, 'dtype', type(x).__name__)})" for name, x in named_leaves(adapter.model_state).items()
     ]
     have = f"it has {', '.join(others[:8])}" if others else "it has no arrays"
+    is_unregistered = dataclasses.is_dataclass(model) and jax.tree_util.all_leaves([model])
     why = (
-        "trainable= selects none of them, or freeze leaves none"
+        "its class is a dataclass that JAX does not know: decorate it with jax.tree_util.register_dataclass"
+        if is_unregistered
+        else "trainable= selects none of them, or freeze leaves none"
         if trainable is not None and others
         else "nothing in it can be differentiated: parameters are arrays of floats, such as jnp.asarray(0.5)"
     )

@@ -103,6 +103,7 @@ class Optimizer:
                 "there are no gradients; the order is step(lr, params, grads, opt_state)",
                 code="optimizer-gradients-missing",
             )
+        grads = _in_containers_of(trainable_params(params), grads)
         part = self._part_like(params, grads)
         self._refuse_other_state(params, part, opt_state)
         try:
@@ -150,6 +151,17 @@ class Optimizer:
             "before the first step\n    params, opt_state = opt.step(lr, params, part, opt_state)",
             code="optimizer-state-mismatch",
         )
+
+
+def _in_containers_of(params: PyTree, grads: PyTree) -> PyTree:
+    """Return the gradients in the containers of the parameters if they have the same paths: those of `nnx.grad` are in
+    an `nnx.State`, also inside of a dict of modules.
+    """
+    tree: Any = jax.tree.structure(params)
+    if jax.tree.structure(grads) == tree:
+        return grads
+    given, names = named_leaves(grads), list(named_leaves(params))
+    return tree.unflatten([given[name] for name in names]) if given.keys() == set(names) else grads
 
 
 def _shortest(part: list[str], everything: list[str]) -> list[str]:

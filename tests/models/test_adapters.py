@@ -618,6 +618,11 @@ def test_linen_variables_without_params_are_an_error():
         Linen(LinenNet(), {"batch_stats": {}})
 
 
+@dataclasses.dataclass
+class Unregistered:
+    w: object
+
+
 class NoParameters(nnx.Module):
     def __init__(self):
         self.stat = nnx.BatchStat(jnp.zeros(2))
@@ -630,6 +635,7 @@ class NoParameters(nnx.Module):
         (lambda: {"n": jnp.arange(3)}, None, "model-nothing-to-train", ("n (int32)",)),
         (dict, None, "model-nothing-to-train", ("it has no arrays",)),
         (lambda: 3, None, "model-nothing-to-train", ("it has no arrays",)),
+        (lambda: Unregistered(jnp.ones(2)), None, "model-nothing-to-train", ("jax.tree_util.register_dataclass",)),
         (lambda: {"w": jnp.ones(2)}, lambda path, x: False, "model-nothing-to-train", ()),
         (Everything, lambda path, x: "typo" in path, "model-nothing-to-train", ()),
         (Everything, nnx.LoRAParam, "model-nothing-to-train", ()),

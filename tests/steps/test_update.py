@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from learner import Optimizer, partition_params, trainable_params
 from learner.util.trees import named_leaves
@@ -94,6 +95,15 @@ def test_an_updated_model_is_a_new_one(make):
     for name, x in before.items():
         np.testing.assert_array_equal(now[name], x - 0.5 if name.startswith("head") else x)
     close(trainable_params(model), params)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"net": x}], ids=["module", "dict of a module"])
+def test_gradients_in_the_state_of_nnx_are_accepted(wrap):
+    model, opt = nnx.Linear(2, 1, rngs=nnx.Rngs(0)), Optimizer(optax.sgd)
+    grads = nnx.grad(lambda model: model(jnp.float32([[2, 3]])).sum())(model)  # the inputs
+    new, _ = opt.step(0.5, wrap(model), wrap(grads), opt.init(wrap(model)))
+    old, new = model.kernel[...], jax.tree.leaves(new)[1]
+    np.testing.assert_allclose(new, old - jnp.float32([[1], [1.5]]), rtol=1e-6)
 
 
 def test_a_full_state_with_partial_gradients_is_refused():
