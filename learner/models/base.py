@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
+from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -40,6 +41,10 @@ OF_VARIABLES = (
 OF_COLLECTIONS = (
     "Every variable must be among those of Linen(module, variables) before training. A collection that the module "
     "sows into is not state: leave it out, and read it with out, sown = model(x, mutable=['losses'])"
+)
+MOST_NAMED = 8  # paths, in a message
+OF_TREES = (
+    "Return everything that the step got, in the same containers. Variables of modules must exist before training"
 )
 OF_GRADIENTS = "Return the gradients of jax.grad with respect to the model that the step got"
 
@@ -158,7 +163,9 @@ def same_structure(got: PyTree, needed: PyTree, what: str, remedy: str = OF_VARI
         return got
     new, old = set(named_leaves(got)), set(named_leaves(needed))
     parts = [
-        f"{word} {', '.join(sorted(paths))}" for word, paths in (("new:", new - old), ("missing:", old - new)) if paths
+        f"{word} {join_names(sorted(paths), MOST_NAMED)}"
+        for word, paths in (("new:", new - old), ("missing:", old - new))
+        if paths
     ]
     raise LearnerError(
         f"{what}; {'; '.join(parts) or 'the containers are of other types'}. {remedy}",

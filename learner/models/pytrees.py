@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.models.base import ARRAYS, ModelAdapter, Trainable, same_structure
+from learner.models.base import ARRAYS, OF_TREES, ModelAdapter, Trainable, same_structure
 from learner.models.nnx_modules import module_attributes, nnx_modules, variable_kind
 from learner.util.optional import is_instance_of
 from learner.util.text import join_names
@@ -123,7 +123,8 @@ class TreeAdapter(ModelAdapter):
             object.__setattr__(norm, "axis_name", getattr(norm.axis_name, "given", norm.axis_name))
         rows = jax.tree_util.tree_leaves_with_path(model)
         if [path_name(path) for path, _ in rows] != self._names:
-            same_structure(model, self._tree.unflatten(self._names), "a step returned another model than it was given")
+            what = "a step returned another model than it was given"
+            same_structure(model, self._tree.unflatten(self._names), what, OF_TREES)
         leaves = [leaf for _, leaf in rows]
         self._refuse_new_numbers(leaves)
         return self._divide(leaves)
