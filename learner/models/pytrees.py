@@ -30,8 +30,10 @@ def _is_new_number(leaf: Any, given: Any) -> bool:
     if isinstance(leaf, jax.Array):
         return True
     # A step may set a flag, such as that of `eqx.nn.inference_mode`.
-    is_number = not isinstance(leaf, bool) and isinstance(leaf, int | float | complex | np.number)
-    return is_number and leaf != given and not (np.isnan(leaf) and np.isnan(given))
+    if isinstance(leaf, bool) or not isinstance(leaf, int | float | complex | np.number):
+        return False
+    both_nan = leaf != leaf and given != given  # not by `np.isnan`, which refuses long integers
+    return not both_nan and bool(leaf != given)
 
 
 class TreeAdapter(ModelAdapter):

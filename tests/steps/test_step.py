@@ -860,9 +860,10 @@ def test_an_update_that_replaces_a_number_is_refused(number, tmp_path):
 def test_an_update_may_return_numbers_unchanged_and_flags(tmp_path):
     def update(state, batch, lr, rng):
         new = {"w": state["w"] + 1, "rate": 1.0 * state["rate"], "flag": True, "none": 2 * state["none"]}
+        new["huge"] = state["huge"] + 0
         return new, Own(jnp.float32(0))
 
-    state = {"w": jnp.zeros(2), "rate": 0.5, "flag": False, "none": math.nan}
+    state = {"w": jnp.zeros(2), "rate": 0.5, "flag": False, "none": math.nan, "huge": 10**400}
     assert trained(build(tmp_path, state, 0.1, None, update=update), [BATCH])
 
 
