@@ -169,6 +169,26 @@ def test_linens_batch_norm_is_synchronised_too(tmp_path):
 
 
 @pytest.mark.full
+def test_batch_norm_of_modules_in_a_dict_is_synchronised_too(tmp_path):
+    def step(model, batch):
+        hidden = nnx.relu(model["norm"](model["hidden"](batch["x"])))
+        return ClassificationOutput.from_logits(model["out"](hidden), batch["y"])
+
+    data = labelled((6,), 24, 5)
+    left = []
+    for name, strategy in (("one", None), ("two", Replicated(first(2)))):
+        rngs = nnx.Rngs(0)
+        layers = {"hidden": nnx.Linear(6, 8, rngs=rngs), "norm": nnx.BatchNorm(8, rngs=rngs)}
+        model = {**layers, "out": nnx.Linear(8, 4, rngs=rngs)}
+        builder = LearnerBuilder(tmp_path / name).renderer(None).num_epochs(2)
+        builder = builder if strategy is None else builder.strategy(strategy)
+        learner = builder.build(model, optax.sgd, 0.5, train_step=step, valid_step=step)
+        left.append(leaves_of(learner.fit([data] * 2).model))
+    for name in left[0]:
+        np.testing.assert_allclose(left[1][name], left[0][name], rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     "weights",
     [

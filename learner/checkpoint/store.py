@@ -320,8 +320,13 @@ class CheckpointStore:
         metadata = self._arrays.metadata(self.path(step))
         trees = {name: metadata.get(name, {}) for name in items}
         refuse_differences(flat(trees), flat(items), f"the checkpoint {self.path(step)}")
+        # Orbax refuses an empty part for one that is not empty, such as a model state of random streams.
+        filled = {
+            name: {part: leaves for part, leaves in item.items() if leaves or not trees[name].get(part)}
+            for name, item in items.items()
+        }
         # With the shardings of the given arrays, each process reads only its own shards.
-        return self._arrays.restore(self.path(step), {name: _abstract(item) for name, item in items.items()})
+        return self._arrays.restore(self.path(step), {name: _abstract(item) for name, item in filled.items()})
 
     def shapes(self, step: int, names: Iterable[str]) -> dict[str, Any]:
         """Return the named items with the saved shape and dtype of each array. No array is read.

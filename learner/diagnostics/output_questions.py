@@ -9,10 +9,10 @@ import numpy as np
 
 from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding, skipped
 from learner.diagnostics.check_trial import CheckTrial, bytes_by_leaf
+from learner.models.nnx_modules import has_dropout
 from learner.steps.outputs import OF_LABELS, MultiLabelOutput, TrainOutput
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of
-from learner.util.optional import is_instance_of
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
@@ -129,12 +129,7 @@ def train_mode(trial: CheckTrial) -> Finding:
 
 def _has_modes(model: Any, kinds: list[str]) -> bool:
     """Return True for a model with batch statistics, and for one of nnx with dropout."""
-    if "batch_stats" in kinds or not is_instance_of(model, "flax.nnx", "Module"):
-        return "batch_stats" in kinds
-    from flax import nnx
-
-    nodes = (node for _, node in nnx.iter_graph(model))
-    return any(isinstance(node, nnx.Dropout) and node.rate > 0 for node in nodes)
+    return "batch_stats" in kinds or has_dropout(model)
 
 
 def _fields(batch: PyTree) -> dict[str, tuple[Any, ...]]:

@@ -16,7 +16,7 @@ from learner.errors import LearnerError
 from learner.models.base import ModelAdapter, NothingToTrainError, Trainable
 from learner.models.linen import Linen, LinenAdapter
 from learner.models.masks import as_predicate
-from learner.models.nnx_modules import NnxAdapter, mark_traced
+from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules
 from learner.models.pytrees import TreeAdapter
 from learner.util.executables import share
 from learner.util.optional import is_instance_of
@@ -112,8 +112,8 @@ def abstract_adapter(
     def split(key: Array) -> tuple[PyTree, PyTree, PyTree]:
         model = call_with_key(make, key)
         refuse_abstract(model)
-        if is_instance_of(model, "flax.nnx", "Module"):
-            mark_traced(model)
+        for module in nnx_modules(model).values():
+            mark_traced(module)
         traced.append((adapter_of(model, trainable, shared=shared), model))
         adapter = traced[-1][0]
         return adapter.params, adapter.model_state, adapter.streams

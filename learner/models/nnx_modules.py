@@ -1,5 +1,6 @@
 """Modules of `flax.nnx`, which is imported only if there is one."""
 
+import itertools
 import types
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +27,7 @@ class NnxAdapter(ModelAdapter):
         from flax import nnx  # takes 0.1 s, but a user with such a model has imported it already
 
         self._nnx = nnx
-        _refuse_numbers(nnx.state(model), nnx)
+        refuse_numbers(model)
         self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
         parts: Any = nnx.split(model, *self._kinds)
         self._graph, params, keys, counts, rest = parts
@@ -38,24 +39,17 @@ class NnxAdapter(ModelAdapter):
         self.frozen = jax.tree.unflatten(jax.tree.structure(self.model_state), frozen)
         kinds = [variable_kind(x) for x in variables for _ in jax.tree.leaves(x)]
         self.kinds = jax.tree.unflatten(jax.tree.structure(self.model_state), kinds)
-        self.streams = tuple(jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
+        self.streams = tuple(jax.tree.map(copy_array, nnx.as_pure(s)) for s in (keys, counts))
         trained = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
-        found = zip(named_leaves(self.params), map(_annotation, trained), strict=True)
+        found = zip(named_leaves(self.params), map(annotation, trained), strict=True)
         self.annotations = {name: axes for name, axes in found if axes}
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
         """See `ModelAdapter`. A stream that was split over an axis stays split."""
-        streams = self.streams if key is None else self._streams_from(key)
+        streams = self.streams if key is None else start_streams(self.streams, key)
         model = self._nnx.merge(self._graph, params, *streams, model_state)
         model.train() if train else model.eval()
         return model
-
-    def _streams_from(self, key: Array) -> tuple[PyTree, PyTree]:
-        old_keys, old_counts = self.streams
-        leaves, tree = jax.tree.flatten(old_keys)
-        folded = [jax.random.fold_in(key, i) for i in range(len(leaves))]
-        keys = [k if old.shape == () else jax.random.split(k, old.shape) for k, old in zip(folded, leaves, strict=True)]
-        return jax.tree.unflatten(tree, keys), jax.tree.map(jnp.zeros_like, old_counts)
 
     def streams_of(self, model: Any) -> PyTree:
         """See `ModelAdapter`."""
@@ -77,20 +71,17 @@ class NnxAdapter(ModelAdapter):
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
         """See `ModelAdapter`. The random streams are those of the given model."""
-        model = self._nnx.merge(self._graph, params, *jax.tree.map(_copy, self.streams), model_state)
+        model = self._nnx.merge(self._graph, params, *jax.tree.map(copy_array, self.streams), model_state)
         model.eval()
         return model
 
     def sync_batch_norm(self, model: Any, axis: str) -> None:
         """See `ModelAdapter`."""
-        for _, node in self._nnx.iter_graph(model):
-            if isinstance(node, self._nnx.BatchNorm) and node.axis_name is None:
-                node.axis_name = axis
+        sync_batch_norms(model, axis)
 
     def is_synced(self, model: Any) -> bool:
         """See `ModelAdapter`."""
-        nodes = (node for _, node in self._nnx.iter_graph(model))
-        return any(isinstance(node, self._nnx.BatchNorm) and node.axis_name is not None for node in nodes)
+        return has_synced_batch_norms(model)
 
     def attributes(self, model: Any) -> dict[str, Any]:
         """See `ModelAdapter`."""
@@ -101,7 +92,57 @@ class NnxAdapter(ModelAdapter):
         return self._nnx.as_pure(grads) if isinstance(grads, self._nnx.State) else grads
 
 
-def _annotation(variable: Any) -> tuple[Any, ...]:
+def start_streams(streams: PyTree, key: Array) -> PyTree:
+    """Return the random streams of modules as they start from a key: key `i` is `fold_in(key, i)`, and counts are 0.
+
+    Args:
+      streams: keys, whose shapes remain, and counts.
+      key: a random key.
+    """
+    leaves = jax.tree.leaves(streams)
+    is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    numbers = itertools.count()
+
+    def started(old: Array) -> Array:
+        new = jax.random.fold_in(key, next(numbers))
+        return new if old.shape == () else jax.random.split(new, old.shape)
+
+    new = [started(x) if k else jnp.zeros_like(x) for x, k in zip(leaves, is_key, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(streams), new)
+
+
+def sync_batch_norms(model: PyTree, axis: str) -> None:
+    """Make the BatchNorm layers of the nnx modules in a pytree use the statistics over a mapped axis, too."""
+    for layer in _batch_norms(model):
+        if layer.axis_name is None:
+            layer.axis_name = axis
+
+
+def has_synced_batch_norms(model: PyTree) -> bool:
+    """Return True if the nnx modules in a pytree have BatchNorm layers with statistics over a mapped axis."""
+    return any(layer.axis_name is not None for layer in _batch_norms(model))
+
+
+def _batch_norms(model: PyTree) -> list[Any]:
+    return [node for node in _nodes(model) if is_instance_of(node, "flax.nnx", "BatchNorm")]
+
+
+def has_dropout(model: PyTree) -> bool:
+    """Return True if the nnx modules in a pytree have Dropout layers that drop anything."""
+    return any(is_instance_of(node, "flax.nnx", "Dropout") and node.rate > 0 for node in _nodes(model))
+
+
+def _nodes(model: PyTree) -> list[Any]:
+    modules = nnx_modules(model).values()
+    if not modules:
+        return []
+    from flax import nnx
+
+    return [node for module in modules for _, node in nnx.iter_graph(module)]
+
+
+def annotation(variable: Any) -> tuple[Any, ...]:
+    """Return the axes of a mesh that a variable's annotation names (`nnx.with_partitioning`); nothing without one."""
     metadata = variable.get_metadata() if hasattr(variable, "get_metadata") else {}
     given = metadata.get("out_sharding") or metadata.get("sharding_names") or ()
     return tuple(getattr(given, "spec", given))
@@ -167,12 +208,14 @@ def module_attributes(model: Any) -> dict[str, Any]:
 
 
 def module_paths(model: Any) -> list[str]:
-    """Return the paths of the modules of an nnx model, also of those without arrays; nothing for other models."""
-    if not is_instance_of(model, "flax.nnx", "Module"):
+    """Return the paths of the nnx modules in a model, also of those without arrays; nothing for other models."""
+    found = nnx_modules(model)
+    if not found:
         return []
     from flax import nnx
 
-    return [".".join(map(str, path)) for path, _ in nnx.iter_modules(model) if path]
+    paths = [(*filter(None, [place]), *map(str, path)) for place, m in found.items() for path, _ in nnx.iter_modules(m)]
+    return [".".join(path) for path in paths if path]
 
 
 def nnx_modules(model: PyTree) -> dict[str, Any]:
@@ -185,14 +228,22 @@ def nnx_modules(model: PyTree) -> dict[str, Any]:
     return {path_name(path): node for path, node in nodes if is_module(node)}
 
 
-def _refuse_numbers(state: Any, nnx: Any) -> None:
-    """Raise `LearnerError` for Python numbers in place of trained or plain arrays, such as `nnx.Param(1.0)`."""
+def refuse_numbers(module: Any, place: str = "") -> None:
+    """Raise `LearnerError` for Python numbers in place of trained or plain arrays, such as `nnx.Param(1.0)`.
+
+    Args:
+      module: an nnx module.
+      place: its path in the model.
+    """
+    from flax import nnx
+
+    state = nnx.state(module)
     for path, x in jax.tree_util.tree_leaves_with_path(state, lambda x: isinstance(x, nnx.Variable)):
         if isinstance(x, nnx.Variable) and not isinstance(x, nnx.Param):
             continue
         value = x.get_value() if isinstance(x, nnx.Param) else x
         if isinstance(value, int | float | complex):
-            name = path_name(path)
+            name = ".".join(filter(None, (place, path_name(path))))
             raise LearnerError(
                 f"{name} of the model is {value!r}, a Python number: give an array, such as jnp.float32({value!r})",
                 code="model-leaf-number",
@@ -201,7 +252,8 @@ def _refuse_numbers(state: Any, nnx: Any) -> None:
             )
 
 
-def _copy(x: Array) -> Array:
+def copy_array(x: Array) -> Array:
+    """Return a copy of an array, which may be a random key."""
     return jnp.array(x, x.dtype, copy=True)
 
 

@@ -12,6 +12,7 @@ from learner.models.adapters import adapter_of
 from learner.models.base import Trainable
 from learner.models.linen import Linen
 from learner.models.masks import as_predicate
+from learner.models.nnx_modules import nnx_modules
 from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves, path_name
@@ -142,12 +143,13 @@ def _tops(names: list[str]) -> list[str]:
 def eval_mode(model: Any) -> Any:
     """Return a copy of a model in eval mode: no dropout, running statistics, and any other modes of its library.
 
-    Later training does not change its values. A pytree without modes is returned unchanged.
+    Later training does not change its values. The modules of a pytree get the mode; one without modules is returned
+    unchanged.
 
     >>> from flax import nnx
     >>> dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    >>> eval_mode(dropout)(jnp.ones(3)), dropout.deterministic
-    (Array([1., 1., 1.], dtype=float32), False)
+    >>> eval_mode(dropout)(jnp.ones(3)), eval_mode({"drop": dropout})["drop"].deterministic, dropout.deterministic
+    (Array([1., 1., 1.], dtype=float32), True, False)
     """
     return _in_mode(model, train=False)
 
@@ -169,7 +171,12 @@ def _in_mode(model: Any, train: bool) -> Any:
         result = copy.copy(model)
         result.train = train
         return result
-    return inference_mode(model, not train) if equinox_of(model) else model
+    tree = inference_mode(model, not train) if equinox_of(model) else model
+    if nnx_modules(tree):
+        tree = jax.tree.map(lambda x: x, tree)  # new modules
+    for module in nnx_modules(tree).values():
+        module.train() if train else module.eval()
+    return tree
 
 
 def named_arrays(model: Any) -> dict[str, Array]:

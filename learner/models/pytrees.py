@@ -1,6 +1,8 @@
 """Pytrees of arrays, and Equinox modules, which are pytrees."""
 
 import sys
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,13 +11,24 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.models.base import ARRAYS, OF_TREES, ModelAdapter, Trainable, same_structure
-from learner.models.nnx_modules import module_attributes, nnx_modules, variable_kind
+from learner.models.nnx_modules import (
+    annotation,
+    copy_array,
+    has_synced_batch_norms,
+    module_attributes,
+    nnx_modules,
+    refuse_numbers,
+    start_streams,
+    sync_batch_norms,
+    variable_kind,
+)
 from learner.util.optional import is_instance_of
 from learner.util.text import join_names
 from learner.util.trees import path_name
 
 Array = Any
 PyTree = Any
+NONE: Mapping[str, Array] = types.MappingProxyType({})
 
 
 class _Axes(tuple[Any, ...]):
@@ -40,8 +53,8 @@ class TreeAdapter(ModelAdapter):
     """Any pytree: a dict of arrays, an Equinox module, a tuple of a module and its `eqx.nn.State`.
 
     Inexact arrays are differentiated, also NumPy scalars outside modules. Other arrays, everything inside an Equinox
-    `State`, and variables of nnx modules other than `nnx.Param` are carried. The remaining leaves (functions, strings,
-    numbers) are fixed.
+    `State`, and variables of nnx modules other than `nnx.Param` are carried, except for their random streams, which
+    each step creates from its key. The remaining leaves (functions, strings, numbers) are fixed.
     """
 
     kind = "pytree"
@@ -50,13 +63,21 @@ class TreeAdapter(ModelAdapter):
         self._equinox = equinox_of(model)
         self.kind = "equinox" if self._equinox else "pytree"
         self._in_place = bool(nnx_modules(model))
+        for place, module in nnx_modules(model).items():
+            refuse_numbers(module, place)
         paths, tree = jax.tree_util.tree_flatten_with_path(model)
         self._tree: Any = tree
         self._names = [path_name(path) for path, _ in paths]
         leaves = [leaf for _, leaf in paths]
         _refuse_same_names(self._names)
+        nodes = jax.tree.leaves(model, is_leaf=_is_variable)
+        variables = [node for node in nodes for _ in jax.tree.leaves(node)]  # of nnx, or the leaves themselves
+        self._of_streams = [
+            isinstance(x, jax.Array) and is_instance_of(node, "flax.nnx", "RngState")
+            for x, node in zip(leaves, variables, strict=True)
+        ]
         if not shared:
-            _refuse_shared(self._names, leaves)
+            _refuse_shared(self._names, [None if s else x for x, s in zip(leaves, self._of_streams, strict=True)])
         carried = self._carried(model)
         is_trainable = trainable or (lambda name, leaf: True)
         # A NumPy scalar in a module is a setting, such as `np.sqrt(width)`; in a tree of arrays it is a parameter.
@@ -69,9 +90,12 @@ class TreeAdapter(ModelAdapter):
         ]
         self._static = [None if array else leaf for leaf, array in zip(leaves, self._arrays, strict=True)]
         self.params, self.model_state = self._divide(leaves)
+        self.streams = jax.tree.map(copy_array, self._streams_in(leaves))
         kinds = {name: kind for name, kind in zip(self._names, carried, strict=True) if name in self.model_state}
         self.frozen = {name: kind is None for name, kind in kinds.items()}
         self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
+        annotated = zip(self._names, variables, self._trained, strict=True)
+        self.annotations = {name: axes for name, node, trained in annotated if trained and (axes := annotation(node))}
 
     def _carried(self, model: PyTree) -> list[str | None]:
         """Return the kind of each leaf that is state regardless of its dtype; None for the others."""
@@ -83,41 +107,50 @@ class TreeAdapter(ModelAdapter):
     def _kind(self, node: Any) -> str | None:
         if not self._is_state(node):
             return None
-        return variable_kind(node) if is_instance_of(node, "flax.nnx", "Variable") else "state"
+        return variable_kind(node) if _is_variable(node) else "state"
 
     def _is_state(self, node: Any) -> bool:
         if self._equinox and isinstance(node, self._equinox.nn.State):
             return True
-        return is_instance_of(node, "flax.nnx", "Variable") and not is_instance_of(node, "flax.nnx", "Param")
+        return _is_variable(node) and not is_instance_of(node, "flax.nnx", "Param")
 
     def _divide(self, leaves: list[Any]) -> tuple[PyTree, dict[str, Array]]:
         params = self._tree.unflatten(
             [leaf if trained else None for leaf, trained in zip(leaves, self._trained, strict=True)]
         )
-        rows = zip(self._names, leaves, self._arrays, self._trained, strict=True)
-        return params, {name: leaf for name, leaf, array, trained in rows if array and not trained}
+        rows = zip(self._names, leaves, self._arrays, self._trained, self._of_streams, strict=True)
+        return params, {name: leaf for name, leaf, array, *others in rows if array and not any(others)}
 
-    def combine(self, params: PyTree, model_state: dict[str, Array]) -> PyTree:
+    def _streams_in(self, leaves: list[Any]) -> dict[str, Array]:
+        rows = zip(self._names, leaves, self._of_streams, strict=True)
+        return {name: leaf for name, leaf, of_stream in rows if of_stream}
+
+    def combine(self, params: PyTree, model_state: Mapping[str, Array], streams: Mapping[str, Array] = NONE) -> PyTree:
         """Return the tree with all its leaves."""
-        trained = iter(jax.tree.leaves(params))
+        trained, carried = iter(jax.tree.leaves(params)), {**model_state, **streams}
         rows = zip(self._names, self._static, self._arrays, self._trained, strict=True)
-        leaves = [next(trained) if t else model_state[name] if array else static for name, static, array, t in rows]
+        leaves = [next(trained) if t else carried[name] if array else static for name, static, array, t in rows]
         return self._tree.unflatten(leaves)
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> PyTree:
-        """See `ModelAdapter`. Randomness reaches these models through the step's `rng` argument."""
-        model = self.combine(params, model_state)
+        """See `ModelAdapter`. Randomness reaches models other than nnx modules through the step's `rng` argument."""
+        streams = jax.tree.map(copy_array, self.streams) if key is None else start_streams(self.streams, key)
+        model = self.combine(params, model_state, streams)
         for module in nnx_modules(model).values():
             module.train() if train else module.eval()
         return inference_mode(model, not train) if self._equinox else model
 
     def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
         """See `ModelAdapter`. The given model does not change, except for the nnx modules in it."""
-        rebuilt = self.combine(self.params, model_state)
+        rebuilt = self.combine(self.params, model_state, streams)
         nnx: Any = sys.modules.get("flax.nnx")
         for given, new in zip(nnx_modules(model).values(), nnx_modules(rebuilt).values(), strict=True):
             nnx.update(given, nnx.state(new))
         return rebuilt
+
+    def streams_of(self, model: PyTree) -> PyTree:
+        """See `ModelAdapter`."""
+        return self._streams_in(jax.tree.leaves(model))
 
     def read_all(self, model: PyTree) -> tuple[PyTree, PyTree]:
         """See `ModelAdapter`."""
@@ -146,7 +179,7 @@ class TreeAdapter(ModelAdapter):
             )
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> PyTree:
-        """See `ModelAdapter`."""
+        """See `ModelAdapter`. The random streams are those of the given model."""
         return self.merge(params, model_state, None, train=False)
 
     def sync_batch_norm(self, model: PyTree, axis: str) -> None:
@@ -164,10 +197,12 @@ class TreeAdapter(ModelAdapter):
             axes.given = given
             # Modules are frozen; those of a merged model are copies.
             object.__setattr__(norm, "axis_name", axes)
+        sync_batch_norms(model, axis)
 
     def is_synced(self, model: PyTree) -> bool:
         """See `ModelAdapter`."""
-        return any(isinstance(norm.axis_name, _Axes) for norm in self._batch_norms(model))
+        synced = any(isinstance(norm.axis_name, _Axes) for norm in self._batch_norms(model))
+        return synced or has_synced_batch_norms(model)
 
     def _batch_norms(self, model: PyTree) -> list[Any]:
         if not self._equinox:
@@ -198,6 +233,10 @@ class TreeAdapter(ModelAdapter):
         if [path_name(path) for path, _ in rows] != self._names:
             return grads
         return self._divide([leaf for _, leaf in rows])[0]
+
+
+def _is_variable(node: Any) -> bool:
+    return is_instance_of(node, "flax.nnx", "Variable")
 
 
 def equinox_of(model: PyTree) -> Any:

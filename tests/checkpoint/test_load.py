@@ -13,7 +13,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from learner import Interrupter, LearnerBuilder, Linen, load_checkpoint
+from learner import Interrupter, LearnerBuilder, Linen, RegressionOutput, load_checkpoint
 from learner.checkpoint import DamagedError
 from learner.events import Listener, Message
 from learner.models.adapters import adapter_of
@@ -40,7 +40,7 @@ from tests.support.runs import (
     tree_of,
     valid_data,
 )
-from tests.support.small_models import CASES, LinenNet, assert_equal_arrays, copied, other_batch
+from tests.support.small_models import BATCH, CASES, LinenNet, assert_equal_arrays, copied, other_batch
 from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -143,6 +143,35 @@ def test_arrays_by_path_equal_orbax(trained, case):
     adapter = adapter_of(case.make())
     assert len(loaded.params) == len(jax.tree.leaves(adapter.params))
     assert len(loaded.model_state) == len(jax.tree.leaves(adapter.model_state))
+
+
+def test_streams_in_the_state_of_earlier_versions_are_ignored(tmp_path):
+    """Earlier versions saved the random streams of nnx modules in a dict, under the paths of this dict of arrays."""
+    kernel, stream = jnp.full((3, 2), 0.25), {"key": {"value": jnp.uint32([1, 2])}, "count": {"value": jnp.uint32(3)}}
+    earlier = {
+        "head": {"bias": {"value": jnp.zeros(2)}, "kernel": {"value": kernel}},
+        "drop": {"rngs": stream},
+    }
+
+    def earlier_step(model, batch):
+        weights = jax.tree.leaves(model["head"])
+        return RegressionOutput.from_predictions(batch["x"] @ weights[1] + weights[0][None], batch["y"])
+
+    def step(model, batch):
+        return RegressionOutput.from_predictions(model["drop"](model["head"](batch["x"])), batch["y"])
+
+    def fit(model, fn, builder):
+        learner = builder.build(model, optax.sgd, 0.0, train_step=fn, valid_step=fn)
+        return learner.fit([BATCH], [BATCH]).model
+
+    fit(earlier, earlier_step, saving(tmp_path / "run", 1))
+    modules = {"head": nnx.Linear(3, 2, rngs=nnx.Rngs(0)), "drop": nnx.Dropout(0.5, rngs=nnx.Rngs(1))}
+    of_file = load_checkpoint(tmp_path / "run", "latest", modules).model
+    started = fit(modules, step, quiet(tmp_path / "started").num_epochs(1).initial_from(tmp_path / "run"))
+    resumed = fit(modules, step, saving(tmp_path / "run", 2).resume())
+    for model in (of_file, started, resumed):
+        np.testing.assert_array_equal(model["head"].kernel[...], kernel)
+    assert "drop.rngs.key.value" not in load_checkpoint(tmp_path / "run", 2).model_state
 
 
 def test_selection_of_the_checkpoint(three):

@@ -126,6 +126,8 @@ def test_leaves_that_are_not_arrays_are_kept(case):
         assert (model.width, model.label, model.activation) == (3, "everything", nnx.tanh)
     elif isinstance(model, EquinoxNet):
         assert (model.name, model.activation) == ("net", jnp.tanh)
+    elif case.name == "nnx_dict":
+        assert (model["body"].drop.rate, model["body"].hidden.out_features) == (0.5, 4)
     elif isinstance(model, dict):
         assert model["keep"] == 0.8
     elif isinstance(model, list):
@@ -155,6 +157,8 @@ def test_python_number_in_a_module_is_rejected(wrap):
 
     with raises_code("model-leaf-number", name="scale", value=2.0):
         adapter_of(Scaled())
+    with raises_code("model-leaf-number", name="nets.0.scale", value=2.0):
+        adapter_of({"nets": [Scaled()]})
 
 
 @pytest.mark.full
@@ -282,6 +286,32 @@ def test_masks_differ_between_streams_and_calls():
         assert 0 < (masks[i] == 0).sum() < 64
         np.testing.assert_array_equal(masks[i], again[i])
         assert not np.array_equal(masks[i], masks[i - 1])
+
+
+def test_streams_of_nnx_modules_in_a_dict_start_from_the_key():
+    given = {"a": Noise(), "b": [Noise()]}
+    adapter = adapter_of(given)
+    assert adapter.model_state == {}
+    model = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
+    layers = [model["a"].one, model["a"].two, model["b"][0].one, model["b"][0].two]
+    for i, layer in enumerate(layers):
+        for count in range(2):
+            key = jax.random.fold_in(jax.random.fold_in(KEY, i), count)
+            kept = jax.random.bernoulli(key, 0.5, (64,))
+            np.testing.assert_array_equal(layer(jnp.ones((64,))) != 0, kept)
+    assert given["a"].one.rngs.count[...] == 0
+
+
+def test_modules_in_a_dict_may_share_their_random_streams():
+    rngs = nnx.Rngs(0)
+
+    class Holder(nnx.Module):
+        def __init__(self):
+            self.scale, self.rngs = nnx.Param(jnp.ones(())), rngs
+
+    adapter = adapter_of({"a": Holder(), "b": Holder()})
+    model = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
+    assert float(model["a"].rngs.uniform()) != float(model["b"].rngs.uniform())
 
 
 @pytest.mark.full
@@ -657,7 +687,7 @@ def test_equinox_is_recognised_without_being_imported(monkeypatch):
 @pytest.mark.full
 def test_kind_of_each_adapter():
     kinds = [adapter_of(case.make()).kind for case in CASES]
-    assert kinds == ["flax.nnx", "flax.nnx", "flax.linen", "equinox", "equinox", "pytree", "pytree"]
+    assert kinds == ["flax.nnx", "flax.nnx", "flax.linen", "equinox", "equinox", "pytree", "pytree", "pytree"]
 
 
 @pytest.mark.full

@@ -101,6 +101,7 @@ class Spy:
 STATISTICS = {  # model state that keeps its dtype
     "nnx": ("norm.mean", "norm.var"),
     "linen": ("batch_stats",),
+    "nnx_dict": ("body.norm.mean", "body.norm.var"),
 }
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from learner import LearnerBuilder, RegressionOutput
+from learner.models.adapters import adapter_of
 from learner.strategies import Sharded, SingleDevice
 from tests.support.runs import T, X
 
@@ -74,6 +75,12 @@ def test_a_step_may_constrain_shardings_on_the_mesh_of_the_strategy(tmp_path, me
 
 
 @pytest.mark.full
+def test_annotations_of_modules_in_a_dict_are_found(mesh):
+    with jax.set_mesh(mesh):
+        adapter = adapter_of({"net": Annotated(nnx.Rngs(0)), "w": jnp.ones(2)})
+    assert adapter.annotations == {"net.hidden.kernel.value": (None, "model")}
+
+
 def test_annotations_without_a_matching_rule_are_warned_about(tmp_path, mesh):
     def make():
         with jax.set_mesh(mesh):

@@ -249,6 +249,30 @@ def list_step(model: Any, batch: Any) -> RegressionOutput:
     return RegressionOutput.from_predictions(activation(batch["x"] @ kernel + bias[None]) ** power, batch["y"])
 
 
+class Layers(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.hidden, self.norm = nnx.Linear(3, 4, rngs=rngs), nnx.BatchNorm(4, momentum=0.9, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.drop(self.norm(jnp.tanh(self.hidden(x))))
+
+
+def make_nnx_dict() -> dict[str, Any]:
+    return {"body": Layers(nnx.Rngs(0)), "head": nnx.Linear(4, 2, rngs=nnx.Rngs(1)), "seen": jnp.int32(0)}
+
+
+def nnx_dict_step(model: Any, batch: Any) -> Any:
+    output = RegressionOutput.from_predictions(model["head"](model["body"](batch["x"])), batch["y"])
+    return output, {**model, "seen": model["seen"] + 1}
+
+
+def nnx_dict_arrays(model: dict[str, Any]) -> dict[str, np.ndarray]:
+    modules = {name: nnx_arrays(model[name]) for name in ("body", "head")}
+    arrays = {f"{name}.{path}": x for name, arrays in modules.items() for path, x in arrays.items()}
+    return {**arrays, "seen": np.asarray(model["seen"])}
+
+
 CASES = [
     Case(
         "nnx",
@@ -293,6 +317,16 @@ CASES = [
     ),
     Case("dict", make_dict, dict_step, tree_arrays, lambda m: True, ("['seen']",), random=True, head="head"),
     Case("list", make_list, list_step, tree_arrays, lambda m: True, (), random=False, head="1"),
+    Case(
+        "nnx_dict",
+        make_nnx_dict,
+        nnx_dict_step,
+        nnx_dict_arrays,
+        lambda m: bool(m["body"].drop.deterministic and m["body"].norm.use_running_average),
+        ("body.norm.mean", "body.norm.var", "seen"),
+        random=True,
+        head="head",
+    ),
 ]
 
 
