@@ -154,7 +154,8 @@ class IterableSource(StatefulSource):
                 f"the {self.split} data ({type(data).__name__}) may have another order in epoch {epoch} than without "
                 "the interruption: the checkpoint has no state of a random generator of it (an attribute such as "
                 "`generator` or `rng`), and it has no method set_epoch(epoch). Give PyTorch's DataLoader a "
-                "generator=torch.Generator().manual_seed(0), or take a loader of ours (DataLoaderBuilder) or of Grain"
+                "generator=torch.Generator().manual_seed(0), give a class of your own state_dict() and "
+                "load_state_dict(state), or take a loader of ours (DataLoaderBuilder) or of Grain"
             )
         return batches
 
@@ -352,7 +353,7 @@ class OneShotSource(StatefulSource):
             raise LearnerError(
                 f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to batch "
                 f"{start} of epoch {epoch}: pass a loader, a function that returns a new iterator, or an iterator "
-                "with get_state and set_state",
+                "with get_state and set_state (or state_dict and load_state_dict)",
                 code="resume-data-not-repeatable",
                 start=start,
                 epoch=epoch,

@@ -11,6 +11,7 @@ from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.util.json_values import decode
+from learner.util.text import count
 
 
 class MetricEarlyStopping:
@@ -73,7 +74,8 @@ class MetricEarlyStopping:
         if self._without < self.patience:
             return None
         best = "any value" if self._best.best is None else f"{self._best.best:.6g}"
-        return f"{self._best.monitor} has not improved on {best} for {self._without} validations"
+        what = "epoch" if self._best.monitor.startswith("train/") else "validation"
+        return f"{self._best.monitor} has not improved on {best} for {count(self._without, what)}"
 
     def get_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON."""

@@ -43,6 +43,10 @@ def test_the_reason_names_metric_best_value_and_patience():
     stopping = MetricEarlyStopping("valid/Loss", patience=3)
     stopped_after(stopping, [0.25, 0.5, 0.5, 0.5])
     assert stopping.reason == "valid/Loss has not improved on 0.25 for 3 validations"
+    stopping = MetricEarlyStopping("train/Loss", patience=1)
+    assert [stopping.update({"train/Loss": x}) for x in (0.5, 0.5)][1] == (
+        "train/Loss has not improved on 0.5 for 1 epoch"
+    )
 
 
 def test_a_metric_without_a_new_value_changes_nothing():
