@@ -630,7 +630,7 @@ def test_what_others_keep_there_stays(cloud):
 
 
 def test_a_bucket_that_is_not_there_or_does_not_answer_is_an_error_before_training(cloud, tmp_path, monkeypatch):
-    with raises_code("checkpoint-address-unreachable", "Bucket does not exist: other", directory="gs://other/run"):
+    with raises_code("checkpoint-address-unreachable", "The bucket has to exist", directory="gs://other/run"):
         fit(tmp_path / "run", "gs://other/run")
 
     def no_answer(*arguments, **named):
