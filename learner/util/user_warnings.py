@@ -24,6 +24,22 @@ class LearnerWarning(UserWarning):
     """
 
 
+def is_ignored(text: str) -> bool:
+    """Return True if a filter of Python for this category ignores a warning that does not go through `warnings`, as
+    those of a run do not: its renderer shows them.
+
+    Raises:
+      LearnerWarning: a filter makes the warning an error.
+    """
+    for action, message, category, *_ in warnings.filters:
+        # Not those for every category: `simplefilter("ignore")`, common in notebooks, is not about these.
+        if category is LearnerWarning and (message is None or message.match(text)):
+            if action == "error":
+                raise LearnerWarning(text)
+            return action == "ignore"
+    return False
+
+
 def warn(text: str) -> None:
     """Warn at the innermost line outside of this package, or at the caller's in a thread that only this package runs.
 

@@ -7,9 +7,12 @@ import threading
 import warnings
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 import learner
+from learner import LearnerBuilder, Output
+from learner.events import Listener, Message
 from learner.util.user_warnings import LearnerWarning, warn
 
 PACKAGE = Path(learner.__file__).parent
@@ -81,3 +84,40 @@ def test_a_line_warns_once_by_default():
             deep()
         deep()
     assert [each.lineno for each in caught] == [here() - 2, here() - 1]
+
+
+IGNORED = "ignores the learning rate"
+
+
+def warn_in_a_run(directory, messages):
+    """Train with an `update=` that ignores its rate, of which the run warns."""
+
+    def update(state, batch, lr, rng):
+        return {"w": state["w"] * 0.5}, Output(state["w"].sum())
+
+    listened = Listened(lambda event: messages.append(event.text) if isinstance(event, Message) else None)
+    builder = LearnerBuilder(directory).num_epochs(1).renderer(listened)
+    builder.build({"w": jnp.ones(2)}, None, 0.1, update=update).fit([{"x": jnp.ones(2)}])
+
+
+class Listened(Listener):
+    def __init__(self, fn):
+        self.on_event = fn
+
+
+@pytest.mark.parametrize("action", ["default", "error", "ignore"])
+def test_a_filter_is_also_for_the_warnings_of_a_run(tmp_path, action):
+    messages, expected = [], pytest.raises(LearnerWarning) if action == "error" else contextlib.nullcontext()
+    with warnings.catch_warnings(), expected:
+        warnings.filterwarnings(action, message=f".*{IGNORED}", category=LearnerWarning)
+        warn_in_a_run(tmp_path / "run", messages)
+    assert sum(IGNORED in text for text in messages) == (1 if action == "default" else 0)
+    assert IGNORED in (tmp_path / "run" / "experiment.log").read_text()
+
+
+def test_a_filter_for_every_category_is_not_for_the_warnings_of_a_run(tmp_path):
+    messages = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warn_in_a_run(tmp_path / "run", messages)
+    assert any(IGNORED in text for text in messages)

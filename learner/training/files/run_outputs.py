@@ -15,6 +15,7 @@ from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.training.options import Options
 from learner.training.progress.position import Position
+from learner.util.user_warnings import is_ignored
 
 Files = RunFiles | NoFiles
 
@@ -56,8 +57,23 @@ class Outputs:
         self.log.info("%s", text)
 
     def warn(self, text: str) -> None:
-        """Write a warning to the log, and send it to the listeners. Any thread may call it."""
+        """Write a warning to the log, and send it to the listeners. Any thread may call it.
+
+        Raises:
+          LearnerWarning: a filter of Python makes it an error.
+        """
         self.log.warning(text)
+        if not is_ignored(text):
+            self._show(text)
+
+    def report_problem(self, text: str) -> None:
+        """Warn of a problem of the outputs or of the machine. Unlike `warn` it never raises: nobody would see the error
+        of a thread of theirs, which would end.
+        """
+        self.log.warning(text)
+        self._show(text)
+
+    def _show(self, text: str) -> None:
         for listener in self.listeners:
             listener.put(Message(time.time(), logging.WARNING, text))
 
@@ -81,7 +97,9 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
             stack.push(_suppressing_beside_an_error(each.files.close))
         if first:
             for each in every:
-                each.listeners.extend(ListenerThread(x, outputs.warn, outputs.info) for x in _listeners(each.options))
+                each.listeners.extend(
+                    ListenerThread(x, outputs.report_problem, outputs.info) for x in _listeners(each.options)
+                )
         stack.push(closing(lambda seconds: _close([x for each in every for x in each.listeners], seconds)))
         try:
             yield outputs
