@@ -7,7 +7,7 @@ The rest of the project uses `params` and `model_state`, and requests a model fr
 import abc
 import copy
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import jax
@@ -138,8 +138,11 @@ class ModelAdapter(abc.ABC):
         return {}
 
     def grads(self, grads: Any) -> PyTree:
-        """Return gradients that the step computed, under the names of `params`."""
-        return grads
+        """Return gradients that the step computed in the structure of `params`, without those of parameters that are
+        not trained. Gradients of other paths are returned as they are.
+        """
+        others = {path.removeprefix("frozen.") for path in named_leaves(self.model_state)}
+        return select_leaves(named_leaves(grads), self.params, others, grads)
 
     def read(self, model: Any) -> PyTree:
         """Return the model state after a step. Raise if the step added or removed variables."""
@@ -147,6 +150,20 @@ class ModelAdapter(abc.ABC):
         what = "a step changed the variables of the model"
         same_structure(params, self.params, what, self.of_variables)
         return same_structure(model_state, self.model_state, what, self.of_variables)
+
+
+def select_leaves(given: Mapping[str, Any], tree: PyTree, known: Container[str], default: PyTree) -> PyTree:
+    """Return the tree with the leaves of `given` by path. Return the default if `given` lacks one of them, or has
+    others that are not `known`.
+
+    >>> select_leaves({"w": 1, "frozen": 2}, {"w": 0, "frozen": None}, {"frozen"}, None)
+    {'frozen': None, 'w': 1}
+    """
+    names = list(named_leaves(tree))
+    if not given.keys() >= set(names) or any(name not in known for name in given.keys() - set(names)):
+        return default
+    structure: Any = jax.tree.structure(tree)
+    return structure.unflatten([given[name] for name in names])
 
 
 def same_tree(a: PyTree, b: PyTree) -> bool:

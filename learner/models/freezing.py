@@ -15,6 +15,7 @@ from learner.models.linen import LinenAdapter
 from learner.models.masks import as_predicate
 from learner.models.matching import Match, chosen, match_text, matcher
 from learner.models.nnx_modules import by_path
+from learner.models.tree_structure import TreeStructure
 from learner.util.optional import is_instance_of
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
@@ -74,7 +75,8 @@ def check_freeze_patterns(frozen: Sequence[Match], adapter: ModelAdapter, model:
 
 
 def tied_paths(model: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return the additional paths of parameters that an nnx model has in several places, with their path in `leaves`.
+    """Return the additional paths of parameters that a model of nnx modules has in several places, with their path in
+    `leaves`.
 
     >>> from flax import nnx
     >>> embed = nnx.Embed(3, 2, rngs=nnx.Rngs(0))
@@ -82,7 +84,7 @@ def tied_paths(model: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
     {'head.embedding': 'body.embedding'}
     """
     if not is_instance_of(model, "flax.nnx", "Module"):
-        return {}
+        return {path: first for path, first in TreeStructure(model).tied.items() if first in leaves}
     from flax import nnx
 
     first_paths: dict[str, str] = {}

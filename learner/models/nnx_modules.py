@@ -88,8 +88,9 @@ class NnxAdapter(ModelAdapter):
         return module_attributes(model)
 
     def grads(self, grads: Any) -> PyTree:
-        """See `ModelAdapter`. Accepts the result of `nnx.grad`."""
-        return self._nnx.as_pure(grads) if isinstance(grads, self._nnx.State) else grads
+        """See `ModelAdapter`. Accepts the results of `nnx.grad` and `jax.grad`."""
+        state = self._nnx.state(grads) if isinstance(grads, self._nnx.Module) else grads
+        return super().grads(self._nnx.as_pure(state) if isinstance(state, self._nnx.State) else state)
 
 
 def start_streams(streams: PyTree, key: Array) -> PyTree:

@@ -14,6 +14,7 @@ from learner.models.linen import Linen
 from learner.models.masks import as_predicate
 from learner.models.nnx_modules import nnx_modules
 from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
+from learner.models.tree_structure import TreeStructure
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves, path_name
 
@@ -173,7 +174,7 @@ def _in_mode(model: Any, train: bool) -> Any:
         return result
     tree = inference_mode(model, not train) if equinox_of(model) else model
     if nnx_modules(tree):
-        tree = jax.tree.map(lambda x: x, tree)  # new modules
+        tree = TreeStructure(tree).unflatten(jax.tree.leaves(tree))  # new modules
     for module in nnx_modules(tree).values():
         module.train() if train else module.eval()
     return tree
@@ -211,7 +212,7 @@ def _replaced(tree: PyTree, new: dict[str, Array]) -> PyTree:
             problems.append(f"{name} of the model is {current}, and {_described(x)} was given")
     if problems:
         raise one_error(problems, "these are other parameters", code="params-differ")
-    return jax.tree_util.tree_map_with_path(lambda path, x: new.get(path_name(path), x), tree)
+    return TreeStructure(tree).unflatten([new.get(name, x) for name, x in old.items()])
 
 
 def _described(x: Any) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.models.base import ARRAYS, OF_TREES, ModelAdapter, Trainable, same_structure
+from learner.models.base import ARRAYS, OF_TREES, ModelAdapter, Trainable, same_structure, select_leaves
 from learner.models.nnx_modules import (
     annotation,
     copy_array,
@@ -22,9 +22,10 @@ from learner.models.nnx_modules import (
     sync_batch_norms,
     variable_kind,
 )
+from learner.models.tree_structure import TreeStructure, is_variable
 from learner.util.optional import is_instance_of
 from learner.util.text import join_names
-from learner.util.trees import path_name
+from learner.util.trees import named_leaves, path_name
 
 Array = Any
 PyTree = Any
@@ -65,16 +66,19 @@ class TreeAdapter(ModelAdapter):
         self._in_place = bool(nnx_modules(model))
         for place, module in nnx_modules(model).items():
             refuse_numbers(module, place)
-        paths, tree = jax.tree_util.tree_flatten_with_path(model)
+        leaves, tree = jax.tree.flatten(model)
         self._tree: Any = tree
-        self._names = [path_name(path) for path, _ in paths]
-        leaves = [leaf for _, leaf in paths]
+        self._structure = structure = TreeStructure(model)
+        self._names = structure.names
         _refuse_same_names(self._names)
-        nodes = jax.tree.leaves(model, is_leaf=_is_variable)
-        variables = [node for node in nodes for _ in jax.tree.leaves(node)]  # of nnx, or the leaves themselves
+        # Each variable counts once: what its further places hold is neither trained nor carried.
+        leaves = [
+            leaf if i == origin else None
+            for i, (leaf, origin) in enumerate(zip(leaves, structure.origins, strict=True))
+        ]
         self._of_streams = [
             isinstance(x, jax.Array) and is_instance_of(node, "flax.nnx", "RngState")
-            for x, node in zip(leaves, variables, strict=True)
+            for x, node in zip(leaves, structure.holders, strict=True)
         ]
         if not shared:
             _refuse_shared(self._names, [None if s else x for x, s in zip(leaves, self._of_streams, strict=True)])
@@ -94,7 +98,7 @@ class TreeAdapter(ModelAdapter):
         kinds = {name: kind for name, kind in zip(self._names, carried, strict=True) if name in self.model_state}
         self.frozen = {name: kind is None for name, kind in kinds.items()}
         self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
-        annotated = zip(self._names, variables, self._trained, strict=True)
+        annotated = zip(self._names, structure.holders, self._trained, strict=True)
         self.annotations = {name: axes for name, node, trained in annotated if trained and (axes := annotation(node))}
 
     def _carried(self, model: PyTree) -> list[str | None]:
@@ -107,12 +111,12 @@ class TreeAdapter(ModelAdapter):
     def _kind(self, node: Any) -> str | None:
         if not self._is_state(node):
             return None
-        return variable_kind(node) if _is_variable(node) else "state"
+        return variable_kind(node) if is_variable(node) else "state"
 
     def _is_state(self, node: Any) -> bool:
         if self._equinox and isinstance(node, self._equinox.nn.State):
             return True
-        return _is_variable(node) and not is_instance_of(node, "flax.nnx", "Param")
+        return is_variable(node) and not is_instance_of(node, "flax.nnx", "Param")
 
     def _divide(self, leaves: list[Any]) -> tuple[PyTree, dict[str, Array]]:
         params = self._tree.unflatten(
@@ -130,7 +134,7 @@ class TreeAdapter(ModelAdapter):
         trained, carried = iter(jax.tree.leaves(params)), {**model_state, **streams}
         rows = zip(self._names, self._static, self._arrays, self._trained, strict=True)
         leaves = [next(trained) if t else carried[name] if array else static for name, static, array, t in rows]
-        return self._tree.unflatten(leaves)
+        return self._structure.unflatten(leaves)
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> PyTree:
         """See `ModelAdapter`. Randomness reaches models other than nnx modules through the step's `rng` argument."""
@@ -162,7 +166,21 @@ class TreeAdapter(ModelAdapter):
             same_structure(model, self._tree.unflatten(self._names), what, OF_TREES)
         leaves = [leaf for _, leaf in rows]
         self._refuse_new_numbers(leaves)
+        self._refuse_untied(leaves)
         return self._divide(leaves)
+
+    def _refuse_untied(self, leaves: list[Any]) -> None:
+        """Raise `LearnerError` for a variable that has different values in the places where the model holds it."""
+        for i, origin in enumerate(self._structure.origins):
+            if i != origin and not _is_same(leaves[i], leaves[origin]):
+                raise LearnerError(
+                    f"a step returned different arrays for {self._names[origin]} and {self._names[i]}, which are one "
+                    "variable of the model. jax.grad, jax.jit and jax.tree.map see two: use nnx.grad, nnx.jit and "
+                    "nnx.update, or learner.value_and_grad and Optimizer",
+                    code="model-untied",
+                    first=self._names[origin],
+                    second=self._names[i],
+                )
 
     def _refuse_new_numbers(self, leaves: list[Any]) -> None:
         """Raise `LearnerError` for numbers that a step has replaced: only arrays pass from one step to the next."""
@@ -228,15 +246,16 @@ class TreeAdapter(ModelAdapter):
         return [name for name, leaf in zip(self._names, self._static, strict=True) if isinstance(leaf, float)]
 
     def grads(self, grads: Any) -> PyTree:
-        """See `ModelAdapter`. Accepts the results of `jax.grad` and `eqx.filter_grad`."""
-        rows = jax.tree_util.tree_leaves_with_path(grads)
-        if [path_name(path) for path, _ in rows] != self._names:
-            return grads
-        return self._divide([leaf for _, leaf in rows])[0]
+        """See `ModelAdapter`. Accepts the results of `jax.grad`, `nnx.grad` and `eqx.filter_grad`. `jax.grad` returns a
+        gradient for each place of a variable, which are added.
+        """
+        return select_leaves(self._structure.add_to_first(named_leaves(grads)), self.params, self._names, grads)
 
 
-def _is_variable(node: Any) -> bool:
-    return is_instance_of(node, "flax.nnx", "Variable")
+def _is_same(a: Any, b: Any) -> bool:
+    if a is b or isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+        return a is b
+    return isinstance(a, jax.Array) and isinstance(b, jax.Array) and bool((a == b).all())
 
 
 def equinox_of(model: PyTree) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.models.linen import Linen
+from learner.models.tree_structure import TreeStructure
 from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves
 
@@ -49,16 +50,14 @@ def leaves_of(model: Any) -> Leaves:
     tree, finish, library = _pure(model)
     paths = list(named_leaves(tree))
     leaves = jax.tree.leaves(tree)
-    structure: Any = jax.tree.structure(tree)
+    structure = TreeStructure(tree)
     if len(paths) != len(leaves):
-        names = [
-            jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in jax.tree_util.tree_leaves_with_path(tree)
-        ]
+        names = structure.names
         twice = sorted({name for name in names if names.count(name) > 1})
         raise LearnerError(
             f"two leaves of the model are named {', '.join(twice)}; give them other names", code="model-leaf-name-twice"
         )
-    arrays = {path: leaf for path, leaf in zip(paths, leaves, strict=True) if _is_array(leaf)}
+    arrays = {p: leaf for p, leaf in zip(paths, leaves, strict=True) if _is_array(leaf) and p not in structure.tied}
     if not arrays:
         raise LearnerError(
             f"{_describe(model)} has no arrays: there is nothing to save or to load", code="record-model-empty"

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, near, one_error
+from learner.models.base import same_tree, select_leaves
 from learner.models.params import named_arrays, trainable_params, with_parameters
+from learner.models.tree_structure import TreeStructure
 from learner.steps.optimizer import (
     OptimizerFn,
     init_optimizer,
@@ -103,7 +105,7 @@ class Optimizer:
                 "there are no gradients; the order is step(lr, params, grads, opt_state)",
                 code="optimizer-gradients-missing",
             )
-        grads = _in_containers_of(trainable_params(params), grads)
+        grads = _in_containers_of(params, grads)
         part = self._part_like(params, grads)
         self._refuse_other_state(params, part, opt_state)
         try:
@@ -153,15 +155,14 @@ class Optimizer:
         )
 
 
-def _in_containers_of(params: PyTree, grads: PyTree) -> PyTree:
-    """Return the gradients in the containers of the parameters if they have the same paths: those of `nnx.grad` are in
-    an `nnx.State`, also inside of a dict of modules.
+def _in_containers_of(model: Any, grads: PyTree) -> PyTree:
+    """Return the gradients in the containers of the model's parameters if they have the same paths: those of `nnx.grad`
+    are in an `nnx.State`, also inside of a dict of modules; `jax.grad` returns one for each place of a variable.
     """
-    tree: Any = jax.tree.structure(params)
-    if jax.tree.structure(grads) == tree:
+    params = trainable_params(model)
+    if same_tree(grads, params):
         return grads
-    given, names = named_leaves(grads), list(named_leaves(params))
-    return tree.unflatten([given[name] for name in names]) if given.keys() == set(names) else grads
+    return select_leaves(TreeStructure(model).add_to_first(named_leaves(grads)), params, (), grads)
 
 
 def _shortest(part: list[str], everything: list[str]) -> list[str]:

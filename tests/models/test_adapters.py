@@ -311,7 +311,9 @@ def test_modules_in_a_dict_may_share_their_random_streams():
 
     adapter = adapter_of({"a": Holder(), "b": Holder()})
     model = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
-    assert float(model["a"].rngs.uniform()) != float(model["b"].rngs.uniform())
+    key = jax.random.fold_in(KEY, 0)
+    drawn = [float(model[name].rngs.uniform()) for name in ("a", "b")]
+    assert drawn == [float(jax.random.uniform(jax.random.fold_in(key, count))) for count in range(2)]
 
 
 @pytest.mark.full

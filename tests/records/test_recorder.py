@@ -40,8 +40,8 @@ def perturb(model):
     def leaf(x):
         return perturb_array(x) if isinstance(x, jax.Array | np.ndarray) else x
 
-    if isinstance(model, nnx.Module):
-        graph, state = nnx.split(model)
+    if isinstance(model, nnx.Module) or any(isinstance(x, nnx.Module) for x in getattr(model, "values", list)()):
+        graph, state = nnx.split(model)  # one variable may be in two places
         return nnx.merge(graph, jax.tree.map(leaf, state))
     if hasattr(model, "variables"):
         return type(model)(model.module, jax.tree.map(leaf, model.variables))

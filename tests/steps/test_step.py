@@ -24,6 +24,7 @@ from learner import (
     RegressionOutput,
     SequenceOutput,
     TrainOutput,
+    partition_params,
 )
 from learner.metrics import Accuracy, GradientNorm, LearningRate
 from learner.steps.step_definition import VALID_STREAM, step_fn
@@ -391,6 +392,38 @@ def test_own_gradients_of_the_trainable_part(tmp_path):
     state, _ = trained(learner, [BATCH])
     np.testing.assert_array_equal(state.params["b"], np.full(4, -8.0))
     np.testing.assert_array_equal(state.model_state["w"], np.zeros((3, 4)))
+
+
+def own_by(gradient):
+    """Return a step that computes the gradients of all parameters of an nnx module, or of one in a dict, itself."""
+
+    def train(model, batch) -> TrainOutput:
+        net = lambda model: model["net"] if isinstance(model, dict) else model  # noqa: E731
+        grads = gradient(lambda model: net(model)(batch["x"]).sum())(model)
+        return TrainOutput(grads, Own(jnp.float32(0)))
+
+    return train
+
+
+OF_EVERYTHING = {
+    "nnx": own_by(nnx.grad),
+    "jax": own_by(jax.grad),
+    "partition": own_by(
+        lambda loss: lambda model: partition_params(nnx.grad(loss)(model), lambda n, x: "bias" in n)[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_EVERYTHING)
+@pytest.mark.parametrize("where", ["module", "dict"])
+def test_own_gradients_of_frozen_parameters_are_ignored(tmp_path, name, where):
+    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    model = net if where == "module" else {"net": net}
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).freeze("kernel")
+    result = builder.build(model, optax.sgd, 1.0, train_step=OF_EVERYTHING[name]).fit([BATCH]).model
+    trained_net = result if where == "module" else result["net"]
+    np.testing.assert_array_equal(trained_net.bias[...], np.full(4, -float(len(BATCH["x"]))))
+    np.testing.assert_array_equal(trained_net.kernel[...], net.kernel[...])
 
 
 @pytest.mark.parametrize(

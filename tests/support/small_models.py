@@ -252,6 +252,7 @@ def list_step(model: Any, batch: Any) -> RegressionOutput:
 class Layers(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.hidden, self.norm = nnx.Linear(3, 4, rngs=rngs), nnx.BatchNorm(4, momentum=0.9, rngs=rngs)
+        self.norm.bias = self.hidden.bias  # one parameter at two paths
         self.drop = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x: Any) -> Any:
