@@ -16,7 +16,7 @@ from learner.errors import LearnerError
 from learner.models.base import ModelAdapter, NothingToTrainError, Trainable
 from learner.models.linen import Linen, LinenAdapter
 from learner.models.masks import as_predicate
-from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules
+from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules, refuse_numbers
 from learner.models.pytrees import TreeAdapter
 from learner.util.executables import share
 from learner.util.optional import is_instance_of
@@ -57,6 +57,8 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
         )
     trainable = as_predicate(trainable)
     check_trainable(trainable, takes_filters=kind is NnxAdapter)
+    for place, module in nnx_modules(model).items():
+        refuse_numbers(module, place)
     adapter = kind(model, trainable)
     adapter.name = type(model.module if isinstance(model, Linen) else model).__name__
     _refuse_long_integers(adapter.model_state)

@@ -27,7 +27,6 @@ class NnxAdapter(ModelAdapter):
         from flax import nnx  # takes 0.1 s, but a user with such a model has imported it already
 
         self._nnx = nnx
-        refuse_numbers(model)
         self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
         parts: Any = nnx.split(model, *self._kinds)
         self._graph, params, keys, counts, rest = parts

@@ -17,12 +17,11 @@ from learner.models.nnx_modules import (
     has_synced_batch_norms,
     module_attributes,
     nnx_modules,
-    refuse_numbers,
     start_streams,
     sync_batch_norms,
     variable_kind,
 )
-from learner.models.tree_structure import TreeStructure, is_variable
+from learner.models.tree_structure import TreeStructure, holders_of, is_variable
 from learner.util.optional import is_instance_of
 from learner.util.text import join_names
 from learner.util.trees import named_leaves, path_name
@@ -64,21 +63,19 @@ class TreeAdapter(ModelAdapter):
         self._equinox = equinox_of(model)
         self.kind = "equinox" if self._equinox else "pytree"
         self._in_place = bool(nnx_modules(model))
-        for place, module in nnx_modules(model).items():
-            refuse_numbers(module, place)
         leaves, tree = jax.tree.flatten(model)
         self._tree: Any = tree
-        self._structure = structure = TreeStructure(model)
-        self._names = structure.names
+        self._structure = TreeStructure(model)
+        self._names, holders = self._structure.names, holders_of(model)
         _refuse_same_names(self._names)
         # Each variable counts once: what its further places hold is neither trained nor carried.
         leaves = [
             leaf if i == origin else None
-            for i, (leaf, origin) in enumerate(zip(leaves, structure.origins, strict=True))
+            for i, (leaf, origin) in enumerate(zip(leaves, self._structure.origins, strict=True))
         ]
         self._of_streams = [
             isinstance(x, jax.Array) and is_instance_of(node, "flax.nnx", "RngState")
-            for x, node in zip(leaves, structure.holders, strict=True)
+            for x, node in zip(leaves, holders, strict=True)
         ]
         if not shared:
             _refuse_shared(self._names, [None if s else x for x, s in zip(leaves, self._of_streams, strict=True)])
@@ -98,7 +95,7 @@ class TreeAdapter(ModelAdapter):
         kinds = {name: kind for name, kind in zip(self._names, carried, strict=True) if name in self.model_state}
         self.frozen = {name: kind is None for name, kind in kinds.items()}
         self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
-        annotated = zip(self._names, structure.holders, self._trained, strict=True)
+        annotated = zip(self._names, holders, self._trained, strict=True)
         self.annotations = {name: axes for name, node, trained in annotated if trained and (axes := annotation(node))}
 
     def _carried(self, model: PyTree) -> list[str | None]:

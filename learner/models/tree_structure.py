@@ -17,7 +17,6 @@ class TreeStructure:
 
     Attributes:
       names: the path of each leaf.
-      holders: for each leaf the variable of nnx that holds it, or else the leaf itself.
       origins: for each leaf the index of the first leaf of the same variable: its own index in the first place.
       tied: the path of the first place, by the path of each further place.
 
@@ -36,15 +35,13 @@ class TreeStructure:
         nodes, self._outer = jax.tree.flatten(tree, is_leaf=is_variable)
         firsts: dict[int, int] = {}
         self._nodes: list[tuple[int, Any]] = []  # the index of the node that holds the leaves, and their structure
-        self.holders: list[Any] = []
         self.origins: list[int] = []
         starts: list[int] = []
         for index, node in enumerate(nodes):
             first = firsts.setdefault(id(node), index) if is_variable(node) else index
             structure: Any = jax.tree.structure(node)
-            starts.append(len(self.holders))
+            starts.append(len(self.origins))
             self._nodes.append((first, structure))
-            self.holders += [node] * structure.num_leaves
             self.origins += [starts[first] + i for i in range(structure.num_leaves)]
         self.tied = {self.names[i]: self.names[origin] for i, origin in enumerate(self.origins) if i != origin}
 
@@ -66,6 +63,12 @@ class TreeStructure:
             nodes.append(structure.unflatten(own) if first == index else nodes[first])
         outer: Any = self._outer
         return outer.unflatten(nodes)
+
+
+def holders_of(tree: PyTree) -> list[Any]:
+    """Return for each leaf of a pytree the variable of `flax.nnx` that holds it, or else the leaf itself."""
+    nodes = jax.tree.leaves(tree, is_leaf=is_variable)
+    return [node for node in nodes for _ in jax.tree.leaves(node)]
 
 
 def is_variable(node: Any) -> bool:
