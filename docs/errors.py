@@ -59,10 +59,11 @@ class Site(NamedTuple):
 
 def kinds(trees: dict[str, ast.Module]) -> set[str]:
     """Return the names of `LearnerError`, of its subclasses, and of `one_error`."""
-    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    bases = {node.name: {ast.unparse(base) for base in node.bases} for node in classes}
     names = {"LearnerError"}
-    for _ in classes:
-        names |= {node.name for node in classes if names & {ast.unparse(base) for base in node.bases}}
+    while more := {name for name, of_class in bases.items() if names & of_class} - names:
+        names |= more
     return names | {"one_error", "Problem"}
 
 

@@ -145,6 +145,7 @@ def test_arrays_by_path_equal_orbax(trained, case):
     assert len(loaded.model_state) == len(jax.tree.leaves(adapter.model_state))
 
 
+@pytest.mark.full
 def test_streams_in_the_state_of_earlier_versions_are_ignored(tmp_path):
     """Earlier versions saved the random streams of nnx modules in a dict, under the paths of this dict of arrays."""
     kernel, stream = jnp.full((3, 2), 0.25), {"key": {"value": jnp.uint32([1, 2])}, "count": {"value": jnp.uint32(3)}}

@@ -133,6 +133,7 @@ def answering(coordinator, answer):
         yield
 
 
+@pytest.mark.full
 def test_another_service_at_the_address_is_not_mistaken_for_process_0(coordinator):
     problem = "something else answers there: 'SSH-2.0-OpenSSH_9.2"
     with answering(coordinator, b"SSH-2.0-OpenSSH_9.2\r\n"), raises_code("process-coordinator-unreachable", problem):

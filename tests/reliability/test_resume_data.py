@@ -327,7 +327,7 @@ def some(kinds, chosen):
 
 # Within the second epoch. By default a loader of this package; the test of other data resumes a foreign one with a
 # state, and the test after a crash resumes a mixture of arrays.
-CHOSEN = {("function's argument", 3), ("augmented", 5), ("mixture of streams", 5)}
+CHOSEN = {("function's argument", 3), ("mixture of streams", 5)}
 
 
 @pytest.mark.parametrize(("kind", "step"), some(KINDS, CHOSEN))

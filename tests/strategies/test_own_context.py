@@ -43,7 +43,7 @@ def fit(directory, strategy, model=None, constrain=lambda x: x):
     return result.history["train/Loss"], learner.evaluate(DATA), len(list(learner.predict(DATA)))
 
 
-@pytest.mark.parametrize("kind", ["sharded", "single"])
+@pytest.mark.parametrize("kind", [pytest.param("sharded", marks=pytest.mark.full), "single"])
 def test_an_ambient_mesh_changes_no_result(tmp_path, mesh, kind):
     strategy = Sharded(mesh) if kind == "sharded" else SingleDevice()
     expected = fit(tmp_path, strategy)
@@ -81,6 +81,7 @@ def test_annotations_of_modules_in_a_dict_are_found(mesh):
     assert adapter.annotations == {"net.hidden.kernel.value": (None, "model")}
 
 
+@pytest.mark.full
 def test_annotations_without_a_matching_rule_are_warned_about(tmp_path, mesh):
     def make():
         with jax.set_mesh(mesh):

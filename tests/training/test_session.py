@@ -133,7 +133,10 @@ def test_a_program_is_compiled_once(tmp_path):
 
 @pytest.mark.parametrize(
     "strategy",
-    [SingleDevice, pytest.param(lambda: Replicated(2), marks=pytest.mark.full), lambda: Sharded(devices=2)],
+    [
+        SingleDevice,
+        *(pytest.param(s, marks=pytest.mark.full) for s in (lambda: Replicated(2), lambda: Sharded(devices=2))),
+    ],
 )
 def test_a_second_run_with_equal_programs_compiles_nothing(tmp_path, strategy):
     """The seed and the learning rate are arguments of the programs; the optimizer is not."""

@@ -27,6 +27,7 @@ def run_and_end(text, wait=600):
     return process.returncode, process.stderr
 
 
+@pytest.mark.full
 def test_error_ends_the_process_at_once_with_its_code():
     code, error = run_and_end("raise KeyboardInterrupt")
     assert (code, error.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
