@@ -51,7 +51,16 @@ class PackedStream:
         fields: Sequence[str] | None = None,
     ) -> None:
         self.length, self.split = check_int("the length of PackedStream", length, least=1), split
-        self.items = items if isinstance(items, StreamMixture) else stream(items)
+        try:
+            self.items = items if isinstance(items, StreamMixture) else stream(items)
+        except LearnerError as error:
+            if error.code != "data-stream-indexed":
+                raise
+            raise LearnerError(
+                f"PackedStream got a {type(items).__name__}, which has a length and an index: pass a function that "
+                "returns an iterator, PackedStream(lambda: iter(items), ...), or pack it in shuffled batches with Pack",
+                code="data-packed-stream-items",
+            ) from None
         self.fields = None if fields is None else names_of("PackedStream", fields)
         self.pack = Pack(length, rows=1, value=value, fields=fields)
         if not self.items.starts_anew or self.items.batch_size is not None:

@@ -56,7 +56,7 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
             code="model-linen-without-variables",
         )
     trainable = as_predicate(trainable)
-    check_trainable(trainable, takes_filters=kind is NnxAdapter)
+    check_trainable(trainable, takes_filters=bool(nnx_modules(model)))
     for place, module in nnx_modules(model).items():
         refuse_numbers(module, place)
     adapter = kind(model, trainable)

@@ -19,7 +19,7 @@ from learner.util.trees import named_leaves
 Array = Any
 PyTree = Any
 Trainable = Any  # a predicate (path, array) -> bool, or a tree of booleans; for nnx models also an nnx filter
-PARAMS, ARRAYS = "params", "arrays"  # kinds of arrays
+PARAMS, ARRAYS, STATE = "params", "arrays", "state"  # kinds of arrays
 
 
 class NothingToTrainError(LearnerError):
@@ -67,6 +67,7 @@ class ModelAdapter(abc.ABC):
       seeded: True if the function that makes the model uses random streams, so that the key matters.
       note: the reason why `fresh` is missing although it was wanted, for messages.
       annotations: the axes of a mesh that the model's own annotations name, by parameter (`nnx.with_partitioning`).
+      given_modes: by path, True for each layer that has modes and was given in eval mode.
       rngs: the names of the random streams that each call of a linen module gets.
       of_variables: the remedy if a step adds or removes variables.
     """
@@ -83,6 +84,7 @@ class ModelAdapter(abc.ABC):
     seeded: bool = False
     note: str | None = None
     annotations: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({})
+    given_modes: Mapping[str, bool] = types.MappingProxyType({})
     rngs: tuple[str, ...] = ()
     of_variables = OF_VARIABLES
 

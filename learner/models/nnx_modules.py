@@ -27,7 +27,7 @@ class NnxAdapter(ModelAdapter):
         from flax import nnx  # takes 0.1 s, but a user with such a model has imported it already
 
         self._nnx = nnx
-        self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
+        self._kinds = (trained_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
         parts: Any = nnx.split(model, *self._kinds)
         self._graph, params, keys, counts, rest = parts
         self.params, self.model_state = nnx.as_pure(params), nnx.as_pure(rest)
@@ -42,6 +42,7 @@ class NnxAdapter(ModelAdapter):
         trained = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
         found = zip(named_leaves(self.params), map(annotation, trained), strict=True)
         self.annotations = {name: axes for name, axes in found if axes}
+        self.given_modes = modes_of(model)
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
         """See `ModelAdapter`. A stream that was split over an axis stays split."""
@@ -132,13 +133,36 @@ def has_dropout(model: PyTree) -> bool:
     return any(is_instance_of(node, "flax.nnx", "Dropout") and node.rate > 0 for node in _nodes(model))
 
 
+def modes_of(model: PyTree) -> dict[str, bool]:
+    """Return by path, for each layer with modes of the nnx modules in a pytree, True for eval mode.
+
+    >>> from flax import nnx
+    >>> modes_of({"drop": nnx.Dropout(0.5), "norm": nnx.BatchNorm(2, use_running_average=True, rngs=nnx.Rngs(0))})
+    {'drop': False, 'norm': True}
+    """
+    flags = {
+        path: [x for name in ("deterministic", "use_running_average") if isinstance(x := vars(node).get(name), bool)]
+        for path, node in _paths_and_nodes(model)
+        if hasattr(node, "__dict__")
+    }
+    return {path: all(of_node) for path, of_node in flags.items() if of_node}
+
+
 def _nodes(model: PyTree) -> list[Any]:
-    modules = nnx_modules(model).values()
+    return [node for _, node in _paths_and_nodes(model)]
+
+
+def _paths_and_nodes(model: PyTree) -> list[tuple[str, Any]]:
+    modules = nnx_modules(model).items()
     if not modules:
         return []
     from flax import nnx
 
-    return [node for module in modules for _, node in nnx.iter_graph(module)]
+    return [
+        (".".join((*filter(None, [place]), *map(str, path))), node)
+        for place, module in modules
+        for path, node in nnx.iter_graph(module)
+    ]
 
 
 def annotation(variable: Any) -> tuple[Any, ...]:
@@ -148,7 +172,14 @@ def annotation(variable: Any) -> tuple[Any, ...]:
     return tuple(getattr(given, "spec", given))
 
 
-def _nnx_filter(trainable: Trainable) -> Any:
+def is_filter(trainable: Trainable) -> bool:
+    """Return True for an nnx filter that is not a function, such as `nnx.LoRAParam` and `nnx.PathContains("head")`."""
+    of_nnx = type(trainable).__module__.startswith("flax.nnx")
+    return of_nnx or isinstance(trainable, type | bool | tuple | list | types.EllipsisType)
+
+
+def trained_filter(trainable: Trainable) -> Any:
+    """Return the nnx filter of the variables that are trained."""
     from flax import nnx
 
     chosen = nnx.Param if trainable is None else trainable
@@ -209,13 +240,8 @@ def module_attributes(model: Any) -> dict[str, Any]:
 
 def module_paths(model: Any) -> list[str]:
     """Return the paths of the nnx modules in a model, also of those without arrays; nothing for other models."""
-    found = nnx_modules(model)
-    if not found:
-        return []
-    from flax import nnx
-
-    paths = [(*filter(None, [place]), *map(str, path)) for place, m in found.items() for path, _ in nnx.iter_modules(m)]
-    return [".".join(path) for path in paths if path]
+    nodes = _paths_and_nodes(model)
+    return [path for path, node in nodes if path and is_instance_of(node, "flax.nnx", "Module")]
 
 
 def nnx_modules(model: PyTree) -> dict[str, Any]:

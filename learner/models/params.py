@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, near, one_error
-from learner.models.adapters import adapter_of
+from learner.models.adapters import adapter_of, check_trainable
 from learner.models.base import Trainable
 from learner.models.linen import Linen
 from learner.models.masks import as_predicate
@@ -40,6 +40,7 @@ def trainable_params(model: Any, trainable: Trainable = None) -> PyTree:
     if _is_nnx(model):
         return adapter_of(model, trainable).params
     trainable = as_predicate(trainable)
+    check_trainable(trainable, takes_filters=bool(nnx_modules(model)))
     tree = model.variables["params"] if isinstance(model, Linen) else _without_variables(model)
     return TreeAdapter(tree, trainable, shared=True).params
 

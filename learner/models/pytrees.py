@@ -2,7 +2,7 @@
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,15 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.models.base import ARRAYS, OF_TREES, ModelAdapter, Trainable, same_structure, select_leaves
+from learner.models.base import ARRAYS, OF_TREES, STATE, ModelAdapter, Trainable, same_structure, select_leaves
 from learner.models.nnx_modules import (
     annotation,
     copy_array,
     has_synced_batch_norms,
+    is_filter,
+    modes_of,
     module_attributes,
     nnx_modules,
     start_streams,
     sync_batch_norms,
+    trained_filter,
     variable_kind,
 )
 from learner.models.tree_structure import TreeStructure, holders_of, is_variable
@@ -80,14 +83,14 @@ class TreeAdapter(ModelAdapter):
         if not shared:
             _refuse_shared(self._names, [None if s else x for x, s in zip(leaves, self._of_streams, strict=True)])
         carried = self._carried(model)
-        is_trainable = trainable or (lambda name, leaf: True)
+        is_trainable = self._selected(trainable, holders)
         # A NumPy scalar in a module is a setting, such as `np.sqrt(width)`; in a tree of arrays it is a parameter.
         of_arrays = not self._equinox and not self._in_place
         array = jax.Array | np.ndarray | np.inexact if of_arrays else jax.Array | np.ndarray
         self._arrays = [isinstance(leaf, array) for leaf in leaves]
         self._trained = [
-            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and kind is None and bool(is_trainable(name, leaf))
-            for name, leaf, array, kind in zip(self._names, leaves, self._arrays, carried, strict=True)
+            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and is_trainable(index, leaf, kind)
+            for index, (leaf, array, kind) in enumerate(zip(leaves, self._arrays, carried, strict=True))
         ]
         self._static = [None if array else leaf for leaf, array in zip(leaves, self._arrays, strict=True)]
         self.params, self.model_state = self._divide(leaves)
@@ -95,8 +98,22 @@ class TreeAdapter(ModelAdapter):
         kinds = {name: kind for name, kind in zip(self._names, carried, strict=True) if name in self.model_state}
         self.frozen = {name: kind is None for name, kind in kinds.items()}
         self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
+        flags = {n.removesuffix(".inference"): x for n, x in zip(self._names, leaves, strict=True) if _is_flag(n, x)}
+        self.given_modes = {**modes_of(model), **(flags if self._equinox else {})}
         annotated = zip(self._names, holders, self._trained, strict=True)
         self.annotations = {name: axes for name, node, trained in annotated if trained and (axes := annotation(node))}
+
+    def _selected(self, trainable: Trainable, holders: list[Any]) -> Callable[[int, Any, str | None], bool]:
+        """Return the function of the index, the array and the kind of a leaf that selects what is trained."""
+        if trainable is None or not (self._in_place and is_filter(trainable)):
+            is_trainable = trainable or (lambda name, leaf: True)
+            return lambda index, leaf, kind: kind is None and bool(is_trainable(self._names[index], leaf))
+        from flax import nnx
+
+        matches = nnx.filterlib.to_predicate(trained_filter(trainable))
+        # A filter such as nnx.LoRAParam may select variables of any type, as in an nnx module.
+        paths = [tuple(int(x) if x.isdigit() else x for x in name.split(".")) for name in self._names]
+        return lambda index, leaf, kind: bool(matches(paths[index], holders[index]))
 
     def _carried(self, model: PyTree) -> list[str | None]:
         """Return the kind of each leaf that is state regardless of its dtype; None for the others."""
@@ -108,7 +125,7 @@ class TreeAdapter(ModelAdapter):
     def _kind(self, node: Any) -> str | None:
         if not self._is_state(node):
             return None
-        return variable_kind(node) if is_variable(node) else "state"
+        return variable_kind(node) if is_variable(node) else STATE
 
     def _is_state(self, node: Any) -> bool:
         if self._equinox and isinstance(node, self._equinox.nn.State):
@@ -247,6 +264,10 @@ class TreeAdapter(ModelAdapter):
         gradient for each place of a variable, which are added.
         """
         return select_leaves(self._structure.add_to_first(named_leaves(grads)), self.params, self._names, grads)
+
+
+def _is_flag(name: str, leaf: Any) -> bool:
+    return isinstance(leaf, bool) and f".{name}".endswith(".inference")
 
 
 def _is_same(a: Any, b: Any) -> bool:

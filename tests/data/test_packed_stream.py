@@ -120,7 +120,7 @@ def test_resuming_is_exact(tmp_path):
     ("make", "code", "values"),
     [
         (lambda: PackedStream(texts, length=0), "data-number-value", ("PackedStream", "0")),
-        (lambda: PackedStream(ArrayDataset({"x": np.zeros(3)}), length=4), "data-stream-indexed", ()),
+        (lambda: PackedStream(ArrayDataset({"x": np.zeros(3)}), length=4), "data-packed-stream-items", ("Pack",)),
         (lambda: PackedStream(stream(texts).batch(2), length=4), "data-packed-stream-items", ()),
         (
             lambda: PackedStream(mix({"a": texts}, size=3, exhausted="repeat"), length=4),

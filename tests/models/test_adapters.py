@@ -17,6 +17,7 @@ from flax import nnx
 from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
 from learner.models.adapters import MOST_CONSTANT, abstract_adapter, adapter_of
 from learner.models.base import ModelAdapter
+from learner.models.params import trainable_params
 from learner.steps.measure import MetricCollection
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import step_fn
@@ -484,11 +485,28 @@ def test_nnx_filters_choose_what_is_trained(name):
         step_of(CASES[0], Everything()), adapter=adapter_of(model, given), train=step_fn(model, "train_step", None)
     )
     assert sorted(named_leaves(step.adapter.params)) == expected
+    in_dict = adapter_of({"net": [model]}, given)
+    assert sorted(named_leaves(in_dict.params)) == [f"net.0.{path}.value" for path in expected]
+    assert named_leaves(trainable_params({"net": [model]}, given)).keys() == named_leaves(in_dict.params).keys()
     if name != "all":
         return
     before, after = step.init(0.1, 0), one_step(step)
     was, now = (CASES[0].arrays(step.adapter.rebuild(s.params, s.model_state)) for s in (before, after))
     assert {n for n in was if not np.array_equal(was[n], now[n])} == {*expected, "norm.mean", "norm.var"}
+
+
+def test_modes_of_layers_are_those_before_training():
+    everything = Everything()
+    everything.drop.eval()
+    net = EquinoxNet()
+    frozen = eqx.nn.inference_mode(EquinoxNet(seed=1))
+    modes = [adapter_of(model).given_modes for model in (everything, {"net": everything}, (net, frozen), make_linen())]
+    assert modes == [
+        {"drop": True, "norm": False},
+        {"net.drop": True, "net.norm": False},
+        {"0.drop": False, "1.drop": True},
+        {},
+    ]
 
 
 def test_equinox_state_is_never_differentiated():

@@ -10,6 +10,7 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from learner.errors import LearnerError, Problem
+from learner.models.base import STATE
 from learner.models.freezing import frozen_leaves
 from learner.steps.optimizer import raw_gradients_problem
 from learner.steps.outputs import TrainOutput, as_output
@@ -70,6 +71,7 @@ class TracedTrainStep:
         `broadcast_rows`.
       activation: `softmax` or `sigmoid` if the logits of the output are the result of one.
       has_constant_key: True if the loss needs random numbers from a constant key; see `draws_of_constant_keys`.
+      loses_state: True if the model has an Equinox `State`, and the step returns no model.
     """
 
     problems: list[str]
@@ -84,6 +86,7 @@ class TracedTrainStep:
     broadcast: str | None = None
     activation: str | None = None
     has_constant_key: bool = False
+    loses_state: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +118,7 @@ class _TrainTrace:
       replaces: True if a step has replaced parameters of its model.
       assigned: the names of attributes that a step assigned.
       unfrozen: the names of frozen parameters that a step assigned, perhaps unchanged, as `nnx.remat` does.
+      loses_state: True if a step has returned no model, and its model has an Equinox `State`.
       losses: the positions of the loss among the outputs of the last trace; empty if there is none.
       logits: the positions of the logits.
     """
@@ -124,7 +128,7 @@ class _TrainTrace:
         self.name = "update=" if step.update is not None else "train_step"
         self.problems: list[str] = []
         # No outputs: no tracer may outlive its trace (`jax.checking_leaks`).
-        self.own_grads = self.is_unchanged = self.replaces = False
+        self.own_grads = self.is_unchanged = self.replaces = self.loses_state = False
         self.assigned: list[str] = []
         self.unfrozen: list[str] = []
         self.losses: list[int] = []
@@ -165,6 +169,7 @@ class _TrainTrace:
         )
         self.replaces |= not all(same_leaves(*pair) for pair in written)
         adapter = self._step.adapter
+        self.loses_state = after is state.model_state and STATE in jax.tree.leaves(adapter.kinds)
         if adapter.changes_in_place:  # a step that returns its model changes it on purpose
             new = frozen_leaves(adapter, after)
             frozen = frozen_leaves(adapter, state.model_state)
@@ -225,6 +230,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         broadcast,
         activation,
         has_constant_key and _draws_follow_rows(trace, state, batch),
+        trace.loses_state,
     )
 
 

@@ -47,6 +47,8 @@ from learner.training.programs.compilation import CompileTimes
 from learner.util.trees import nonfinite_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import line
+from tests.support.small_models import BATCH as BATCH_OF_CASES
+from tests.support.small_models import dict_step, make_dict, make_normed, normed_step
 
 BATCH = {
     "x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3),
@@ -899,6 +901,49 @@ def test_a_run_warns_about_assigned_attributes(tmp_path):
     result = builder.build(Counting(), optax.sgd, 0.1, train_step=of_module).fit([BATCH])
     assert (result.model.count, result.model.kept[...]) == (0, 1)
     assert "of its model, which has no effect: attributes" in (tmp_path / "experiment.log").read_text()
+
+
+def test_an_equinox_state_that_a_step_does_not_return_is_noticed():
+    def traced(given, step):
+        learner = learner_for(step, given=given)
+        return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
+
+    assert traced(make_normed(), lambda model, batch: normed_step(model, batch)[0]).loses_state
+    assert not traced(make_normed(), normed_step).loses_state
+    assert not traced(make_dict(), lambda model, batch, rng: dict_step(model, batch, rng)[0]).loses_state
+
+
+class Normed(nnx.Module):
+    def __init__(self, evaluated):
+        rngs = nnx.Rngs(0)
+        self.hidden, self.norm = nnx.Linear(3, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        for name in evaluated:
+            getattr(self, name).eval()
+
+    def train_step(self, batch):
+        return RegressionOutput.from_predictions(self.drop(self.norm(self.hidden(batch["x"]))), batch["y"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("evaluated", "freeze", "warns"),
+    [
+        ((), (), False),
+        ((), ("hidden",), False),
+        (("norm",), (), True),
+        (("norm", "drop"), (), False),  # a whole model that is trained on
+        (("norm", "drop"), ("hidden",), True),
+    ],
+)
+def test_a_run_warns_about_layers_in_eval_mode(tmp_path, evaluated, freeze, warns):
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).freeze(*freeze)
+    builder.build(Normed(evaluated), optax.sgd, 0.1).fit([BATCH_OF_CASES])
+    assert ("of the model are in eval mode" in log_text(tmp_path) or "is in eval mode" in log_text(tmp_path)) == warns
+
+
+def log_text(directory):
+    return (directory / "experiment.log").read_text()
 
 
 def traced_update(change, given):
