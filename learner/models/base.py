@@ -7,7 +7,7 @@ The rest of the project uses `params` and `model_state`, and requests a model fr
 import abc
 import copy
 import types
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 import jax
@@ -68,6 +68,7 @@ class ModelAdapter(abc.ABC):
       note: the reason why `fresh` is missing although it was wanted, for messages.
       annotations: the axes of a mesh that the model's own annotations name, by parameter (`nnx.with_partitioning`).
       given_modes: by path, True for each layer that has modes and was given in eval mode.
+      kept_in_eval: the paths of layers that train mode leaves in eval mode; see `keeping_in_eval`.
       rngs: the names of the random streams that each call of a linen module gets.
       of_variables: the remedy if a step adds or removes variables.
     """
@@ -85,6 +86,7 @@ class ModelAdapter(abc.ABC):
     note: str | None = None
     annotations: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({})
     given_modes: Mapping[str, bool] = types.MappingProxyType({})
+    kept_in_eval: frozenset[str] = frozenset()
     rngs: tuple[str, ...] = ()
     of_variables = OF_VARIABLES
 
@@ -116,6 +118,12 @@ class ModelAdapter(abc.ABC):
             return self
         adapter = copy.copy(self)
         adapter.streams = self.fresh_streams(key)
+        return adapter
+
+    def keeping_in_eval(self, layers: Collection[str]) -> "ModelAdapter":
+        """Return an adapter whose models have these layers in eval mode, also in train mode."""
+        adapter = copy.copy(self)
+        adapter.kept_in_eval = frozenset(layers)
         return adapter
 
     def sync_batch_norm(self, model: Any, axis: str) -> None:  # noqa: B027 (most have no such layers)

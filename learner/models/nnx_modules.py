@@ -2,7 +2,7 @@
 
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ class NnxAdapter(ModelAdapter):
         """See `ModelAdapter`. A stream that was split over an axis stays split."""
         streams = self.streams if key is None else start_streams(self.streams, key)
         model = self._nnx.merge(self._graph, params, *streams, model_state)
-        model.train() if train else model.eval()
+        set_modes(model, train, self.kept_in_eval)
         return model
 
     def streams_of(self, model: Any) -> PyTree:
@@ -146,6 +146,15 @@ def modes_of(model: PyTree) -> dict[str, bool]:
         if hasattr(node, "__dict__")
     }
     return {path: all(of_node) for path, of_node in flags.items() if of_node}
+
+
+def set_modes(model: PyTree, train: bool, kept_in_eval: Container[str] = ()) -> None:
+    """Put the nnx modules in a pytree into train or eval mode; see `ModelAdapter.kept_in_eval`."""
+    for module in nnx_modules(model).values():
+        module.train() if train else module.eval()
+    for path, node in _paths_and_nodes(model) if train and kept_in_eval else ():
+        if path in kept_in_eval:
+            node.eval()
 
 
 def _nodes(model: PyTree) -> list[Any]:

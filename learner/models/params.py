@@ -12,7 +12,7 @@ from learner.models.adapters import adapter_of, check_trainable
 from learner.models.base import Trainable
 from learner.models.linen import Linen
 from learner.models.masks import as_predicate
-from learner.models.nnx_modules import nnx_modules
+from learner.models.nnx_modules import nnx_modules, set_modes
 from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
 from learner.models.tree_structure import TreeStructure
 from learner.util.optional import is_instance_of
@@ -176,8 +176,7 @@ def _in_mode(model: Any, train: bool) -> Any:
     tree = inference_mode(model, not train) if equinox_of(model) else model
     if nnx_modules(tree):
         tree = TreeStructure(tree).unflatten(jax.tree.leaves(tree))  # new modules
-    for module in nnx_modules(tree).values():
-        module.train() if train else module.eval()
+    set_modes(tree, train)
     return tree
 
 

@@ -19,6 +19,7 @@ from learner.models.nnx_modules import (
     modes_of,
     module_attributes,
     nnx_modules,
+    set_modes,
     start_streams,
     sync_batch_norms,
     trained_filter,
@@ -154,9 +155,15 @@ class TreeAdapter(ModelAdapter):
         """See `ModelAdapter`. Randomness reaches models other than nnx modules through the step's `rng` argument."""
         streams = jax.tree.map(copy_array, self.streams) if key is None else start_streams(self.streams, key)
         model = self.combine(params, model_state, streams)
-        for module in nnx_modules(model).values():
-            module.train() if train else module.eval()
-        return inference_mode(model, not train) if self._equinox else model
+        set_modes(model, train, self.kept_in_eval)
+        if not self._equinox:
+            return model
+        model = inference_mode(model, not train)
+        if not (train and self.kept_in_eval):
+            return model
+        kept = {f"{path}.inference" for path in self.kept_in_eval}
+        leaves = zip(self._names, jax.tree.leaves(model), strict=True)
+        return self._structure.unflatten([name in kept or leaf for name, leaf in leaves])
 
     def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
         """See `ModelAdapter`. The given model does not change, except for the nnx modules in it."""

@@ -11,7 +11,6 @@ from typing import Any
 from learner.distributed.connection import unconnected_launcher
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, near, one_error
-from learner.models.freezing import frozen_leaves
 from learner.optimizers.base import OptimizerFactory
 from learner.optimizers.schedule_resolution import describe_schedules
 from learner.schedules.plateau import ReduceOnPlateau
@@ -211,8 +210,6 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
             "batch_stats of the model is trained by gradients, but looks like the statistics of a linen module: "
             "Linen(module, variables) updates them instead"
         )
-    if warning := _warning_of_modes(step, shapes):
-        inputs.warnings.append(warning)
     inputs.warnings.extend(strategy.warnings(shapes))
     if launcher := unconnected_launcher():
         inputs.warnings.append(
@@ -318,22 +315,6 @@ def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, p
     inputs.warnings.extend(warnings)
 
 
-def _warning_of_modes(step: StepFunctions, state: TrainState) -> str:
-    """Return a warning about layers that were given in eval mode, or an empty text. A whole model in eval mode, such as
-    one that was trained before, is meant to be trained on, unless a part of it is frozen.
-    """
-    modes = step.adapter.given_modes
-    in_eval = [path for path, is_eval in modes.items() if is_eval]
-    if not in_eval or (len(in_eval) == len(modes) and not frozen_leaves(step.adapter, state.model_state)):
-        return ""
-    return (
-        f"{join_names(in_eval, MOST_NAMED)} of the model {'is' if len(in_eval) == 1 else 'are'} in eval mode, but each "
-        "train step begins with the whole model in train mode, where Dropout drops and statistics change. To keep a "
-        "layer in eval mode, use learner.eval_mode(layer) in the step. Ignore this warning if the step does so, or if "
-        "the layers are meant to be in train mode"
-    )
-
-
 def _warnings_of(traced: TracedTrainStep, name: str) -> list[str]:
     """Return the warnings about a train step, or about `update=`."""
     warnings = []
@@ -344,6 +325,13 @@ def _warnings_of(traced: TracedTrainStep, name: str) -> list[str]:
             "update= returns its parameters unchanged, so nothing is trained: return (state, output) with a state of "
             "the new parameters and the new state of the optimizer. Ignore this warning if it is meant to change other "
             "variables only, such as statistics"
+        )
+    if traced.switched:
+        layers = join_names(traced.switched, MOST_NAMED)
+        warnings.append(
+            f"{layers} of the model {'was' if len(traced.switched) == 1 else 'were'} in eval mode, but {name} runs the "
+            "whole model in train mode, where Dropout drops and statistics change. To keep a layer in eval mode, use "
+            "learner.eval_mode(layer) in the step. Ignore this warning if it is meant to be in train mode"
         )
     if traced.loses_state:
         warnings.append(

@@ -72,6 +72,7 @@ class TracedTrainStep:
       activation: `softmax` or `sigmoid` if the logits of the output are the result of one.
       has_constant_key: True if the loss needs random numbers from a constant key; see `draws_of_constant_keys`.
       loses_state: True if the model has an Equinox `State`, and the step returns no model.
+      switched: the names of layers that were given in eval mode, and that the step runs in train mode.
     """
 
     problems: list[str]
@@ -87,6 +88,7 @@ class TracedTrainStep:
     activation: str | None = None
     has_constant_key: bool = False
     loses_state: bool = False
+    switched: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +207,8 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     program, host_generators = _trace_with_draws(
         lambda: trace_step(trace.fresh(), (state, batch), trace.name, batch, "train"), functions, trace.problems
     )
-    own_grads, losses = trace.own_grads, trace.losses
+    own_grads, losses, loses_state = trace.own_grads, trace.losses, trace.loses_state
+    switched = [] if trace.problems else _switched(step, state, batch, program)
     is_constant, broadcast = False, None
     activation = activations(program.jaxpr)[trace.logits[0]] if trace.logits else None
     has_constant_key = bool(losses) and draws_of_constant_keys(program.jaxpr, losses[0], rows_of(batch))
@@ -230,7 +233,8 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         broadcast,
         activation,
         has_constant_key and _draws_follow_rows(trace, state, batch),
-        trace.loses_state,
+        loses_state,
+        switched,
     )
 
 
@@ -306,6 +310,25 @@ def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]
     program = jax.make_jaxpr(params_after)(state.params, state.model_state, batch, state.rng)
     sources = forwarded_inputs(program.jaxpr)
     return [name for index, name in enumerate(named_leaves(state.params)) if sources[index] != index]
+
+
+def _switched(step: StepFunctions, state: TrainState, batch: PyTree, program: Any) -> list[str]:
+    """Return the layers that were given in eval mode if the step computes something else with them in train mode. A
+    whole model in eval mode, such as one that was trained before, is meant to be trained on, but for its frozen layers.
+    """
+    modes = step.adapter.given_modes
+    in_eval = [path for path, is_eval in modes.items() if is_eval]
+    if len(in_eval) == len(modes):
+        frozen = frozen_leaves(step.adapter, state.model_state)
+        in_eval = [path for path in in_eval if any(name.startswith(f"{path}.") for name in frozen)]
+    if not in_eval:
+        return []
+    kept = _TrainTrace(dataclasses.replace(step, adapter=step.adapter.keeping_in_eval(in_eval)), batch)
+    try:
+        other = jax.make_jaxpr(kept.fresh())(state, batch)
+    except Exception:  # the step may need the layers in train mode
+        return []
+    return [] if jaxpr_fingerprint(other) == jaxpr_fingerprint(program) else in_eval
 
 
 def _unfrozen(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequence[str]) -> list[str]:

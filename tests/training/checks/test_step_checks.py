@@ -22,6 +22,7 @@ from learner import (
     RegressionOutput,
     SequenceOutput,
     TrainOutput,
+    eval_mode,
 )
 from learner.metrics import (
     AUROC,
@@ -48,7 +49,7 @@ from learner.util.trees import nonfinite_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import line
 from tests.support.small_models import BATCH as BATCH_OF_CASES
-from tests.support.small_models import dict_step, make_dict, make_normed, normed_step
+from tests.support.small_models import EquinoxNet, dict_step, make_dict, make_normed, normed_step
 
 BATCH = {
     "x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3),
@@ -921,29 +922,58 @@ class Normed(nnx.Module):
         for name in evaluated:
             getattr(self, name).eval()
 
-    def train_step(self, batch):
-        return RegressionOutput.from_predictions(self.drop(self.norm(self.hidden(batch["x"]))), batch["y"])
+
+def of_modes(model, batch):
+    predictions = model.drop(model.norm(model.hidden(batch["x"])))
+    return RegressionOutput.from_predictions(predictions, batch["y"])
+
+
+def of_fixed_norm(model, batch):
+    predictions = model.drop(eval_mode(model.norm)(model.hidden(batch["x"])))
+    return RegressionOutput.from_predictions(predictions, batch["y"])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("evaluated", "freeze", "warns"),
+    ("evaluated", "frozen", "step", "named"),
     [
-        ((), (), False),
-        ((), ("hidden",), False),
-        (("norm",), (), True),
-        (("norm", "drop"), (), False),  # a whole model that is trained on
-        (("norm", "drop"), ("hidden",), True),
+        ((), "", of_modes, []),
+        ((), "norm", of_modes, []),
+        (("norm",), "", of_modes, ["norm"]),
+        (("norm",), "", of_fixed_norm, []),
+        (("norm", "drop"), "", of_modes, []),  # a whole model that is trained on
+        (("norm", "drop"), "hidden", of_modes, []),
+        (("norm", "drop"), "norm", of_modes, ["norm"]),
+        (("norm", "drop"), "norm", of_fixed_norm, []),
     ],
 )
-def test_a_run_warns_about_layers_in_eval_mode(tmp_path, evaluated, freeze, warns):
-    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).freeze(*freeze)
-    builder.build(Normed(evaluated), optax.sgd, 0.1).fit([BATCH_OF_CASES])
-    assert ("of the model are in eval mode" in log_text(tmp_path) or "is in eval mode" in log_text(tmp_path)) == warns
+def test_layers_in_eval_mode_that_a_step_runs_in_train_mode_are_named(evaluated, frozen, step, named):
+    for model, prefix, of_model in (
+        (Normed(evaluated), "", step),
+        ({"net": Normed(evaluated)}, "net.", lambda model, batch: step(model["net"], batch)),
+    ):
+        trainable = (lambda path, x: frozen not in path) if frozen else None
+        learner = learner_for(of_model, given=model, trainable=trainable)
+        traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
+        assert traced.switched == [prefix + name for name in named]
 
 
-def log_text(directory):
-    return (directory / "experiment.log").read_text()
+def test_equinox_layers_in_eval_mode_that_a_step_runs_in_train_mode_are_named(tmp_path):
+    pair = [EquinoxNet(), equinox.nn.inference_mode(EquinoxNet(seed=1))]
+
+    def summed(model, batch, rng):
+        outputs = [EquinoxNet.train_step(net, batch, rng) for net in model]
+        return dataclasses.replace(outputs[0], loss=outputs[0].loss + outputs[1].loss)
+
+    def fixed(model, batch, rng):
+        return summed([model[0], eval_mode(model[1])], batch, rng)
+
+    for fn, named in ((summed, ["1.drop"]), (fixed, [])):
+        learner = learner_for(fn, given=pair)
+        traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
+        assert traced.switched == named
+    LearnerBuilder(tmp_path).renderer(None).build(pair, optax.sgd, 0.1, train_step=summed).fit([BATCH_OF_CASES])
+    assert "1.drop of the model was in eval mode" in (tmp_path / "experiment.log").read_text()
 
 
 def traced_update(change, given):
