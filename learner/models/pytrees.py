@@ -1,8 +1,7 @@
 """Pytrees of arrays, and Equinox modules, which are pytrees."""
 
 import sys
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +31,6 @@ from learner.util.trees import named_leaves, path_name
 
 Array = Any
 PyTree = Any
-NONE: Mapping[str, Array] = types.MappingProxyType({})
 
 
 class _Axes(tuple[Any, ...]):
@@ -140,16 +138,19 @@ class TreeAdapter(ModelAdapter):
         rows = zip(self._names, leaves, self._arrays, self._trained, self._of_streams, strict=True)
         return params, {name: leaf for name, leaf, array, *others in rows if array and not any(others)}
 
-    def _streams_in(self, leaves: list[Any]) -> dict[str, Array]:
-        rows = zip(self._names, leaves, self._of_streams, strict=True)
-        return {name: leaf for name, leaf, of_stream in rows if of_stream}
+    def _streams_in(self, leaves: list[Any]) -> list[Array]:
+        return [leaf for leaf, of_stream in zip(leaves, self._of_streams, strict=True) if of_stream]
 
-    def combine(self, params: PyTree, model_state: Mapping[str, Array], streams: Mapping[str, Array] = NONE) -> PyTree:
+    def combine(self, params: PyTree, model_state: Mapping[str, Array], streams: Sequence[Array] = ()) -> PyTree:
         """Return the tree with all its leaves."""
-        trained, carried = iter(jax.tree.leaves(params)), {**model_state, **streams}
-        rows = zip(self._names, self._static, self._arrays, self._trained, strict=True)
-        leaves = [next(trained) if t else carried[name] if array else static for name, static, array, t in rows]
-        return self._structure.unflatten(leaves)
+        trained, of_streams = iter(jax.tree.leaves(params)), iter(streams)
+        rows = zip(self._names, self._static, self._arrays, self._trained, self._of_streams, strict=True)
+        return self._structure.unflatten(
+            [
+                next(trained) if t else next(of_streams) if s else model_state[name] if array else static
+                for name, static, array, t, s in rows
+            ]
+        )
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> PyTree:
         """See `ModelAdapter`. Randomness reaches models other than nnx modules through the step's `rng` argument."""

@@ -290,11 +290,11 @@ def test_masks_differ_between_streams_and_calls():
 
 
 def test_streams_of_nnx_modules_in_a_dict_start_from_the_key():
-    given = {"a": Noise(), "b": [Noise()]}
+    given = {"a": Noise(), "b": [Noise() for _ in range(11)]}
     adapter = adapter_of(given)
     assert adapter.model_state == {}
     model = adapter.merge(adapter.params, adapter.model_state, KEY, train=True)
-    layers = [model["a"].one, model["a"].two, model["b"][0].one, model["b"][0].two]
+    layers = [layer for noise in (model["a"], *model["b"]) for layer in (noise.one, noise.two)]
     for i, layer in enumerate(layers):
         for count in range(2):
             key = jax.random.fold_in(jax.random.fold_in(KEY, i), count)
