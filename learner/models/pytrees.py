@@ -1,7 +1,7 @@
 """Pytrees of arrays, and Equinox modules, which are pytrees."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from learner.util.trees import named_leaves, path_name
 
 Array = Any
 PyTree = Any
+TRAINED, CARRIED, STREAM, FIXED = "trained", "carried", "stream", "fixed"  # roles of leaves
 
 
 class _Axes(tuple[Any, ...]):
@@ -68,30 +69,31 @@ class TreeAdapter(ModelAdapter):
         leaves, tree = jax.tree.flatten(model)
         self._tree: Any = tree
         self._structure = TreeStructure(model)
-        self._names, holders = self._structure.names, holders_of(model)
+        holders = holders_of(model)
         _refuse_same_names(self._names)
         # Each variable counts once: what its further places hold is neither trained nor carried.
         leaves = [
             leaf if i == origin else None
             for i, (leaf, origin) in enumerate(zip(leaves, self._structure.origins, strict=True))
         ]
-        self._of_streams = [
-            isinstance(x, jax.Array) and is_instance_of(node, "flax.nnx", "RngState")
-            for x, node in zip(leaves, holders, strict=True)
-        ]
-        if not shared:
-            _refuse_shared(self._names, [None if s else x for x, s in zip(leaves, self._of_streams, strict=True)])
         carried = self._carried(model)
         is_trainable = self._selected(trainable, holders)
         # A NumPy scalar in a module is a setting, such as `np.sqrt(width)`; in a tree of arrays it is a parameter.
         of_arrays = not self._equinox and not self._in_place
         array = jax.Array | np.ndarray | np.inexact if of_arrays else jax.Array | np.ndarray
-        self._arrays = [isinstance(leaf, array) for leaf in leaves]
-        self._trained = [
-            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and is_trainable(index, leaf, kind)
-            for index, (leaf, array, kind) in enumerate(zip(leaves, self._arrays, carried, strict=True))
-        ]
-        self._static = [None if array else leaf for leaf, array in zip(leaves, self._arrays, strict=True)]
+
+        def role_of(index: int, leaf: Any) -> str:
+            if not isinstance(leaf, array):
+                return FIXED
+            if isinstance(leaf, jax.Array) and is_instance_of(holders[index], "flax.nnx", "RngState"):
+                return STREAM
+            is_inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
+            return TRAINED if is_inexact and is_trainable(index, leaf, carried[index]) else CARRIED
+
+        self._roles = [role_of(index, leaf) for index, leaf in enumerate(leaves)]
+        if not shared:
+            _refuse_shared(self._names, [None if role == STREAM else x for x, role in self._with_roles(leaves)])
+        self._static = [leaf if role == FIXED else None for leaf, role in self._with_roles(leaves)]
         self.params, self.model_state = self._divide(leaves)
         self.streams = jax.tree.map(copy_array, self._streams_in(leaves))
         kinds = {name: kind for name, kind in zip(self._names, carried, strict=True) if name in self.model_state}
@@ -99,8 +101,15 @@ class TreeAdapter(ModelAdapter):
         self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
         flags = {n.removesuffix(".inference"): x for n, x in zip(self._names, leaves, strict=True) if _is_flag(n, x)}
         self.given_modes = {**modes_of(model), **(flags if self._equinox else {})}
-        annotated = zip(self._names, holders, self._trained, strict=True)
-        self.annotations = {name: axes for name, node, trained in annotated if trained and (axes := annotation(node))}
+        annotated = {name: annotation(node) for name, node in zip(self._names, holders, strict=True)}
+        self.annotations = {name: annotated[name] for name in named_leaves(self.params) if annotated[name]}
+
+    @property
+    def _names(self) -> list[str]:
+        return self._structure.names
+
+    def _with_roles(self, leaves: list[Any]) -> Iterator[tuple[Any, str]]:
+        return zip(leaves, self._roles, strict=True)
 
     def _selected(self, trainable: Trainable, holders: list[Any]) -> Callable[[int, Any, str | None], bool]:
         """Return the function of the index, the array and the kind of a leaf that selects what is trained."""
@@ -132,25 +141,24 @@ class TreeAdapter(ModelAdapter):
         return is_variable(node) and not is_instance_of(node, "flax.nnx", "Param")
 
     def _divide(self, leaves: list[Any]) -> tuple[PyTree, dict[str, Array]]:
-        params = self._tree.unflatten(
-            [leaf if trained else None for leaf, trained in zip(leaves, self._trained, strict=True)]
-        )
-        rows = zip(self._names, leaves, self._arrays, self._trained, self._of_streams, strict=True)
-        return params, {name: leaf for name, leaf, array, *others in rows if array and not any(others)}
+        params = self._tree.unflatten([leaf if role == TRAINED else None for leaf, role in self._with_roles(leaves)])
+        rows = zip(self._names, leaves, self._roles, strict=True)
+        return params, {name: leaf for name, leaf, role in rows if role == CARRIED}
 
     def _streams_in(self, leaves: list[Any]) -> list[Array]:
-        return [leaf for leaf, of_stream in zip(leaves, self._of_streams, strict=True) if of_stream]
+        return [leaf for leaf, role in self._with_roles(leaves) if role == STREAM]
 
     def combine(self, params: PyTree, model_state: Mapping[str, Array], streams: Sequence[Array] = ()) -> PyTree:
         """Return the tree with all its leaves."""
-        trained, of_streams = iter(jax.tree.leaves(params)), iter(streams)
-        rows = zip(self._names, self._static, self._arrays, self._trained, self._of_streams, strict=True)
-        return self._structure.unflatten(
-            [
-                next(trained) if t else next(of_streams) if s else model_state[name] if array else static
-                for name, static, array, t, s in rows
-            ]
-        )
+        carried = [model_state[name] for name, role in zip(self._names, self._roles, strict=True) if role == CARRIED]
+        fixed = [leaf for leaf, role in self._with_roles(self._static) if role == FIXED]
+        parts = {
+            TRAINED: iter(jax.tree.leaves(params)),
+            CARRIED: iter(carried),
+            STREAM: iter(streams),
+            FIXED: iter(fixed),
+        }
+        return self._structure.unflatten([next(parts[role]) for role in self._roles])
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> PyTree:
         """See `ModelAdapter`. Randomness reaches models other than nnx modules through the step's `rng` argument."""
@@ -208,8 +216,8 @@ class TreeAdapter(ModelAdapter):
         """Raise `LearnerError` for numbers that a step has replaced: only arrays pass from one step to the next."""
         changed = [
             name
-            for name, leaf, array, static in zip(self._names, leaves, self._arrays, self._static, strict=True)
-            if not array and leaf is not static and _is_new_number(leaf, static)
+            for name, leaf, role, static in zip(self._names, leaves, self._roles, self._static, strict=True)
+            if role == FIXED and leaf is not static and _is_new_number(leaf, static)
         ]
         if changed:
             raise LearnerError(
