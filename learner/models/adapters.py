@@ -59,6 +59,13 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
     check_trainable(trainable, takes_filters=bool(nnx_modules(model)))
     for place, module in nnx_modules(model).items():
         refuse_numbers(module, place)
+        if place and jax.tree_util.all_leaves([module]):
+            raise LearnerError(
+                f"{place} of the model is a {type(module).__name__}, which JAX does not traverse (pytree=False): make "
+                "the whole model an nnx module, such as nnx.Dict(...), or leave out pytree=False",
+                code="model-module-opaque",
+                place=place,
+            )
     adapter = kind(model, trainable)
     adapter.name = type(model.module if isinstance(model, Linen) else model).__name__
     _refuse_long_integers(adapter.model_state)

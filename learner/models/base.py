@@ -143,6 +143,11 @@ class ModelAdapter(abc.ABC):
         """The names of Python floats in a tree of arrays, which are constants of the program."""
         return []
 
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """The path of the first place of a variable by the path of each further place, in pytrees of nnx modules."""
+        return {}
+
     def attributes(self, model: Any) -> dict[str, Any]:
         """Return, by path, the attributes other than variables and modules that a step may assign."""
         return {}
@@ -151,8 +156,7 @@ class ModelAdapter(abc.ABC):
         """Return gradients that the step computed in the structure of `params`, without those of parameters that are
         not trained. Gradients of other paths are returned as they are.
         """
-        others = {path.removeprefix("frozen.") for path in named_leaves(self.model_state)}
-        return select_leaves(named_leaves(grads), self.params, others, grads)
+        return select_leaves(named_leaves(grads), self.params, named_leaves(self.model_state), grads)
 
     def read(self, model: Any) -> PyTree:
         """Return the model state after a step. Raise if the step added or removed variables."""

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
-from learner.models.base import OF_COLLECTIONS, PARAMS, ModelAdapter, Trainable
+from learner.models.base import OF_COLLECTIONS, PARAMS, ModelAdapter, Trainable, select_leaves
 from learner.models.pytrees import TreeAdapter
 from learner.util.code_location import code_location
+from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any
@@ -197,6 +198,10 @@ class LinenAdapter(ModelAdapter):
         """See `ModelAdapter`."""
         model.variables = {"params": model.variables["params"], **model_state["collections"]}
         return model
+
+    def grads(self, grads: Any) -> PyTree:
+        """See `ModelAdapter`."""
+        return select_leaves(named_leaves(grads), self.params, self.model_state["frozen"], grads)
 
     def sync_batch_norm(self, model: Linen, axis: str) -> None:
         """See `ModelAdapter`."""

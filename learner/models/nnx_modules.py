@@ -140,12 +140,14 @@ def modes_of(model: PyTree) -> dict[str, bool]:
     >>> modes_of({"drop": nnx.Dropout(0.5), "norm": nnx.BatchNorm(2, use_running_average=True, rngs=nnx.Rngs(0))})
     {'drop': False, 'norm': True}
     """
-    flags = {
-        path: [x for name in ("deterministic", "use_running_average") if isinstance(x := vars(node).get(name), bool)]
-        for path, node in _paths_and_nodes(model)
-        if hasattr(node, "__dict__")
-    }
+    flags = {path: flags_of(node).values() for path, node in _paths_and_nodes(model)}
     return {path: all(of_node) for path, of_node in flags.items() if of_node}
+
+
+def flags_of(node: Any) -> dict[str, bool]:
+    """Return the attributes of a layer that determine its mode, True for eval mode."""
+    own = vars(node) if hasattr(node, "__dict__") else {}
+    return {name: x for name in ("deterministic", "use_running_average") if isinstance(x := own.get(name), bool)}
 
 
 def set_modes(model: PyTree, train: bool, kept_in_eval: Container[str] = ()) -> None:
@@ -154,7 +156,8 @@ def set_modes(model: PyTree, train: bool, kept_in_eval: Container[str] = ()) -> 
         module.train() if train else module.eval()
     for path, node in _paths_and_nodes(model) if train and kept_in_eval else ():
         if path in kept_in_eval:
-            node.eval()
+            for name in flags_of(node):
+                setattr(node, name, True)
 
 
 def _nodes(model: PyTree) -> list[Any]:

@@ -174,9 +174,9 @@ def _in_mode(model: Any, train: bool) -> Any:
         result.train = train
         return result
     tree = inference_mode(model, not train) if equinox_of(model) else model
-    if nnx_modules(tree):
-        tree = TreeStructure(tree).unflatten(jax.tree.leaves(tree))  # new modules
-    set_modes(tree, train)
+    if nnx_modules(model):
+        tree = TreeStructure(model).unflatten(jax.tree.leaves(tree))  # of new modules
+        set_modes(tree, train)
     return tree
 
 
@@ -212,7 +212,11 @@ def _replaced(tree: PyTree, new: dict[str, Array]) -> PyTree:
             problems.append(f"{name} of the model is {current}, and {_described(x)} was given")
     if problems:
         raise one_error(problems, "these are other parameters", code="params-differ")
-    return TreeStructure(tree).unflatten([new.get(name, x) for name, x in old.items()])
+    structure = TreeStructure(tree)
+    for name, first in structure.tied.items():
+        if name in new:
+            new.setdefault(first, new[name])
+    return structure.unflatten([new.get(n, x) for n, x in zip(structure.names, jax.tree.leaves(tree), strict=True)])
 
 
 def _described(x: Any) -> str:

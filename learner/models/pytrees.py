@@ -76,7 +76,7 @@ class TreeAdapter(ModelAdapter):
             leaf if i == origin else None
             for i, (leaf, origin) in enumerate(zip(leaves, self._structure.origins, strict=True))
         ]
-        carried = self._carried(model)
+        carried = self._carried(model, has_variables=any(map(is_variable, holders)))
         is_trainable = self._selected(trainable, holders)
         # A NumPy scalar in a module is a setting, such as `np.sqrt(width)`; in a tree of arrays it is a parameter.
         of_arrays = not self._equinox and not self._in_place
@@ -105,6 +105,11 @@ class TreeAdapter(ModelAdapter):
         self.annotations = {name: annotated[name] for name in named_leaves(self.params) if annotated[name]}
 
     @property
+    def tied(self) -> Mapping[str, str]:
+        """See `ModelAdapter`."""
+        return self._structure.tied
+
+    @property
     def _names(self) -> list[str]:
         return self._structure.names
 
@@ -123,9 +128,9 @@ class TreeAdapter(ModelAdapter):
         paths = [tuple(int(x) if x.isdigit() else x for x in name.split(".")) for name in self._names]
         return lambda index, leaf, kind: bool(matches(paths[index], holders[index]))
 
-    def _carried(self, model: PyTree) -> list[str | None]:
+    def _carried(self, model: PyTree, has_variables: bool) -> list[str | None]:
         """Return the kind of each leaf that is state regardless of its dtype; None for the others."""
-        if not self._equinox and not self._in_place:
+        if not self._equinox and not has_variables:
             return [None] * len(self._names)
         nodes = jax.tree.leaves(model, is_leaf=self._is_state)
         return [self._kind(node) for node in nodes for _ in jax.tree.leaves(node)]
@@ -167,11 +172,8 @@ class TreeAdapter(ModelAdapter):
         set_modes(model, train, self.kept_in_eval)
         if not self._equinox:
             return model
-        model = inference_mode(model, not train)
-        if not (train and self.kept_in_eval):
-            return model
-        kept = {f"{path}.inference" for path in self.kept_in_eval}
-        leaves = zip(self._names, jax.tree.leaves(model), strict=True)
+        kept = {f"{path}.inference" for path in self.kept_in_eval if train}
+        leaves = zip(self._names, jax.tree.leaves(inference_mode(model, not train)), strict=True)
         return self._structure.unflatten([name in kept or leaf for name, leaf in leaves])
 
     def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
@@ -206,7 +208,8 @@ class TreeAdapter(ModelAdapter):
                 raise LearnerError(
                     f"a step returned different arrays for {self._names[origin]} and {self._names[i]}, which are one "
                     "variable of the model. jax.grad, jax.jit and jax.tree.map see two: use nnx.grad, nnx.jit and "
-                    "nnx.update, or learner.value_and_grad and Optimizer",
+                    "nnx.update, or learner.value_and_grad and Optimizer. If they are meant to be two, give the model "
+                    "a copy (nnx.clone)",
                     code="model-untied",
                     first=self._names[origin],
                     second=self._names[i],
@@ -282,6 +285,11 @@ class TreeAdapter(ModelAdapter):
         return select_leaves(self._structure.add_to_first(named_leaves(grads)), self.params, self._names, grads)
 
 
+def _has_inference(node: Any) -> bool:
+    # Not `nnx.Rngs`, which has every attribute.
+    return hasattr(node, "inference") and not is_instance_of(node, "flax.nnx", "Pytree")
+
+
 def _is_flag(name: str, leaf: Any) -> bool:
     return isinstance(leaf, bool) and f".{name}".endswith(".inference")
 
@@ -315,8 +323,8 @@ def inference_mode(model: PyTree, value: bool) -> PyTree:
     import equinox
 
     def flags(tree: PyTree) -> list[Any]:
-        has_flag = lambda node: hasattr(node, "inference") and node is not tree  # noqa: E731
-        own = [] if getattr(tree, "inference", None) is None else [tree.inference]
+        has_flag = lambda node: node is not tree and _has_inference(node)  # noqa: E731
+        own = [tree.inference] if _has_inference(tree) and tree.inference is not None else []
         inner = filter(has_flag, jax.tree.leaves(tree, is_leaf=has_flag))
         return own + [flag for node in inner for flag in flags(node)]
 

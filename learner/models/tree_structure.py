@@ -33,12 +33,14 @@ class TreeStructure:
     def __init__(self, tree: PyTree):
         self.names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
         nodes, self._outer = jax.tree.flatten(tree, is_leaf=is_variable)
-        firsts: dict[int, int] = {}
+        # The state of an optimizer may hold the parameters it began with, in named tuples: they are arrays of its own.
+        groups = _groups(tree) if len({id(node) for node in nodes}) < len(nodes) else [0] * len(nodes)
+        firsts: dict[tuple[int, int], int] = {}
         self._nodes: list[tuple[int, Any]] = []  # the index of the node that holds the leaves, and their structure
         self.origins: list[int] = []
         starts: list[int] = []
         for index, node in enumerate(nodes):
-            first = firsts.setdefault(id(node), index) if is_variable(node) else index
+            first = firsts.setdefault((id(node), groups[index]), index) if is_variable(node) else index
             structure: Any = jax.tree.structure(node)
             starts.append(len(self.origins))
             self._nodes.append((first, structure))
@@ -49,8 +51,8 @@ class TreeStructure:
         """Return gradients by path, with those of all places of a variable added to that of the first place."""
         added = {name: grad for name, grad in grads.items() if name not in self.tied}
         for name, first in self.tied.items():
-            if name in grads and first in added and jax.numpy.issubdtype(grads[name].dtype, jax.numpy.inexact):
-                added[first] = added[first] + grads[name]
+            if name in grads and jax.numpy.issubdtype(grads[name].dtype, jax.numpy.inexact):
+                added[first] = added[first] + grads[name] if first in added else grads[name]
         return added
 
     def unflatten(self, leaves: Sequence[Any]) -> PyTree:
@@ -63,6 +65,25 @@ class TreeStructure:
             nodes.append(structure.unflatten(own) if first == index else nodes[first])
         outer: Any = self._outer
         return outer.unflatten(nodes)
+
+
+def _groups(tree: PyTree) -> list[int]:
+    """Return for each variable of `flax.nnx` and each other leaf the identity of the innermost named tuple that holds
+    it, or 0.
+    """
+    groups: list[int] = []
+
+    def visit(node: Any, group: int) -> None:
+        if is_variable(node) or jax.tree_util.all_leaves([node]):
+            groups.append(group)
+            return
+        inner = id(node) if isinstance(node, tuple) and hasattr(node, "_fields") else group
+        for child in jax.tree.leaves(node, is_leaf=lambda x: x is not node):
+            if child is not None:
+                visit(child, inner)
+
+    visit(tree, 0)
+    return groups
 
 
 def holders_of(tree: PyTree) -> list[Any]:

@@ -159,10 +159,16 @@ def _in_containers_of(model: Any, grads: PyTree) -> PyTree:
     """Return the gradients in the containers of the model's parameters if they have the same paths: those of `nnx.grad`
     are in an `nnx.State`, also inside of a dict of modules; `jax.grad` returns one for each place of a variable.
     """
-    params = trainable_params(model)
+    params, given = trainable_params(model), named_leaves(grads)
     if same_tree(grads, params):
         return grads
-    return select_leaves(TreeStructure(model).add_to_first(named_leaves(grads)), params, (), grads)
+    structure = TreeStructure(model)
+    added = structure.add_to_first(given)
+    if not given.keys() & structure.tied.keys():
+        return select_leaves(added, params, (), grads)
+    # Perhaps those of a part, which may hold a variable at another place than its first.
+    part = jax.tree_util.tree_map_with_path(lambda path, _: added.get(path_name(path)), params)
+    return part if added.keys() <= named_leaves(params).keys() else grads
 
 
 def _shortest(part: list[str], everything: list[str]) -> list[str]:

@@ -327,7 +327,7 @@ def _warnings_of(traced: TracedTrainStep, name: str) -> list[str]:
             "variables only, such as statistics"
         )
     if traced.switched:
-        layers = join_names(traced.switched, MOST_NAMED)
+        layers = join_names([path or "a layer" for path in traced.switched], MOST_NAMED)
         warnings.append(
             f"{layers} of the model {'was' if len(traced.switched) == 1 else 'were'} in eval mode, but {name} runs the "
             "whole model in train mode, where Dropout drops and statistics change. To keep a layer in eval mode, use "

@@ -1,9 +1,11 @@
 """Tests of pytrees in which one variable of nnx is in several places."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from flax import nnx
 
@@ -15,6 +17,7 @@ from learner import (
     eval_mode,
     load_checkpoint,
     load_model,
+    partition_params,
     save_model,
     value_and_grad,
 )
@@ -130,6 +133,7 @@ def test_a_module_under_two_names_stays_one(tmp_path, by_hand):
     builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(None)
     model = builder.build({"a": layer, "b": layer}, optax.sgd, RATE, train_step=step).fit(DATA).model
     assert model["a"].kernel is model["b"].kernel
+    assert "b.kernel.value is a.kernel.value" in (tmp_path / "run" / "experiment.log").read_text()
     np.testing.assert_allclose(model["a"].kernel[...], by_hand, rtol=1e-6, atol=1e-6)
 
 
@@ -170,3 +174,91 @@ def test_a_shared_variable_is_frozen_by_its_first_path(tmp_path, pattern):
     result = builder.build(model, optax.sgd, RATE, train_step=step).fit(DATA)
     assert_tied(result.model, Tied().encode.kernel[...])
     assert result.model["scale"] < 1
+
+
+# -- what is not shared, and other containers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_state_of_an_optimizer_that_holds_the_first_parameters_is_apart(tmp_path, in_place):
+    """Prodigy keeps the first parameters, which are the same objects. Expected: optax on an array."""
+    optimizer, x, y = optax.contrib.prodigy(1.0), jnp.arange(8.0), 3 * jnp.arange(8.0)
+
+    def loss_of(kernel):
+        return ((kernel * x - y) ** 2).mean()
+
+    @jax.jit
+    def step_by_hand(kernel, state):
+        with jax.numpy_dtype_promotion("standard"):  # as the optimizer needs
+            updates, state = optimizer.update(jax.grad(loss_of)(kernel), state, kernel)
+        return optax.apply_updates(kernel, updates), state
+
+    kernel = jnp.float32(1)
+    state = optimizer.init(kernel)
+    for _ in range(8):
+        kernel, state = step_by_hand(kernel, state)
+
+    def update(state, batch, lr, rng):
+        loss, grads = jax.value_and_grad(lambda net: loss_of(net.kernel[...]))(state["net"])
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt = optimizer.update(grads, state["opt"], state["net"])
+        new = optax.apply_updates(state["net"], updates)
+        if in_place:
+            nnx.update(state["net"], nnx.state(new))
+            new = state["net"]
+        return {"net": new, "opt": opt}, Output(loss)
+
+    net = nnx.Dict(kernel=nnx.Param(jnp.float32(1)))
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(8).renderer(None)
+    learner = builder.build({"net": net, "opt": optimizer.init(net)}, None, 0.0, update=update)
+    result = learner.fit([{"x": x}])
+    np.testing.assert_allclose(result.model["net"].kernel[...], kernel, rtol=1e-5)
+    assert abs(kernel - 1) > 1e-5
+
+
+def test_gradients_of_a_part_by_another_place_update_the_variable():
+    kernel = nnx.Param(jnp.ones(2))
+    model = {"a": nnx.Dict(kernel=kernel, other=nnx.Param(jnp.ones(1))), "b": nnx.Dict(kernel=kernel)}
+    grads = jax.grad(lambda model: (3 * model["a"].kernel + 4 * model["b"].kernel).sum())(model)
+    for chosen, gradient in ((["b"], 4), (["a.kernel"], 3), (["a.kernel", "b"], 7)):
+        part, _ = partition_params(grads, *chosen)
+        new, _ = SGD.step(1.0, model, part, SGD.init(partition_params(model, "a.kernel")[0]))
+        np.testing.assert_array_equal(new["a"].kernel[...], 1 - gradient * np.ones(2))
+        assert new["a"].kernel is new["b"].kernel
+    replaced = with_parameters(model, {"b": {"kernel": {"value": jnp.zeros(2)}}})
+    np.testing.assert_array_equal(replaced["a"].kernel[...], np.zeros(2))
+
+
+def test_trees_of_equinox_and_nnx_keep_both():
+    shared = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    given = {"drop": eqx.nn.Dropout(0.5), "a": shared, "b": shared, "rngs": nnx.Rngs(1)}
+    adapter = adapter_of(given)
+    model = adapter.merge(adapter.params, adapter.model_state, jax.random.key(0), train=True)
+    assert model["a"].mean is model["b"].mean
+    assert (model["drop"].inference, model["a"].use_running_average) == (False, False)
+    assert 0 <= float(model["rngs"].uniform()) < 1
+    evaluated = eval_mode(given)
+    assert evaluated["a"].mean is evaluated["b"].mean
+    assert (evaluated["drop"].inference, evaluated["a"].use_running_average) == (True, True)
+    assert not given["a"].use_running_average
+
+
+def test_variables_outside_of_modules_keep_their_kinds():
+    adapter = adapter_of({"w": nnx.Param(jnp.ones(2)), "mean": nnx.BatchStat(jnp.zeros(2))})
+    assert list(adapter.model_state) == ["mean.value"]
+
+
+class Opaque(nnx.Module, pytree=False):
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.ones(2))
+
+
+def test_modules_that_jax_does_not_traverse_are_refused():
+    assert list(adapter_of(Opaque()).params) == ["kernel"]
+    with raises_code("model-module-opaque", "Opaque", place="net"):
+        adapter_of({"net": Opaque(), "w": jnp.ones(2)})
+
+
+def test_parameters_of_equal_paths_are_replaced_elsewhere():
+    tree = {"a.b": jnp.ones(1), "a": {"b": jnp.ones(1)}, "c": jnp.ones(1)}
+    assert with_parameters(tree, {"c": jnp.zeros(1)})["c"] == 0

@@ -414,6 +414,17 @@ OF_EVERYTHING = {
 }
 
 
+def test_own_gradients_of_a_frozen_part_named_frozen_are_ignored(tmp_path):
+    model = nnx.Dict(frozen=nnx.Linear(3, 4, rngs=nnx.Rngs(0)), head=nnx.Linear(4, 1, rngs=nnx.Rngs(1)))
+
+    def train(model, batch) -> TrainOutput:
+        return TrainOutput(nnx.grad(lambda m: m.head(m.frozen(batch["x"])).sum())(model), Own(jnp.float32(0)))
+
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).freeze("^frozen")
+    result = builder.build(model, optax.sgd, 1.0, train_step=train).fit([BATCH]).model
+    np.testing.assert_array_equal(result.head.bias[...], [-float(len(BATCH["x"]))])
+
+
 @pytest.mark.parametrize("name", OF_EVERYTHING)
 @pytest.mark.parametrize("where", ["module", "dict"])
 def test_own_gradients_of_frozen_parameters_are_ignored(tmp_path, name, where):

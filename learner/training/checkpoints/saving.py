@@ -19,6 +19,7 @@ The best epoch takes the same path with a pause: the loop offers a copy to `Best
 in order, and the answer to the next request contains it.
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import TimeBreakdown
 from learner.training.validation import Validator
 from learner.util.ownership import ThreadOwned
+from learner.util.user_warnings import LearnerWarning
 
 
 class CheckpointSaver(ThreadOwned):
@@ -95,7 +97,7 @@ class CheckpointSaver(ThreadOwned):
         self._decisions = SaveDecisions(reporter, best, composer, runner.strategy.platform)
         self._writer = writer = CheckpointWriter(store, best, reporter, options, runner, composer)
         # Before the start of the saver's thread, which calls it.
-        store.place.warn = reporter.warn
+        store.place.warn = functools.partial(_warn_without_raising, reporter)
         failed = None if options.on_save_error == "raise" else writer.report_failure
         self._saver = Saver(store, queue, writer.report, failed, writer.flush_logs, writer.record_snapshot)
         self.claim()
@@ -208,3 +210,9 @@ class CheckpointSaver(ThreadOwned):
     def close(self, seconds: float | None = None) -> None:
         """End the saver's thread after all submitted saves; see `Saver.close`."""
         self._saver.close(seconds)
+
+
+def _warn_without_raising(reporter: Reporter, text: str) -> None:
+    """Warn from the saver's thread, where an error would end the tries of a save, or undo a complete one."""
+    with contextlib.suppress(LearnerWarning):
+        reporter.warn(text)

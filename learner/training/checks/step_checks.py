@@ -323,12 +323,14 @@ def _switched(step: StepFunctions, state: TrainState, batch: PyTree, program: An
         in_eval = [path for path in in_eval if any(name.startswith(f"{path}.") for name in frozen)]
     if not in_eval:
         return []
-    kept = _TrainTrace(dataclasses.replace(step, adapter=step.adapter.keeping_in_eval(in_eval)), batch)
+    kept = dataclasses.replace(step, adapter=step.adapter.keeping_in_eval(in_eval))
     try:
-        other = jax.make_jaxpr(kept.fresh())(state, batch)
+        again, other = (jax.make_jaxpr(_TrainTrace(each, batch).fresh())(state, batch) for each in (step, kept))
     except Exception:  # the step may need the layers in train mode
         return []
-    return [] if jaxpr_fingerprint(other) == jaxpr_fingerprint(program) else in_eval
+    # Only of a step whose traces are equal, unlike those of one that draws numbers on the host.
+    before, after, in_eval_mode = map(jaxpr_fingerprint, (program, again, other))
+    return in_eval if before == after != in_eval_mode else []
 
 
 def _unfrozen(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequence[str]) -> list[str]:

@@ -35,6 +35,9 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
     sizes = {name: int(x.size) for name, x in leaves.items() if name not in of_optimizers}
     count = sum(sizes.values())
     log.info("model: %s, %d parameters in %d arrays", step.adapter.kind, count, len(sizes))
+    if tied := step.adapter.tied:
+        places = [f"{path} is {first}" for path, first in tied.items()]
+        log.info("variables in several places train as one: %s", join_names(places, most=8))
     if constants := step.adapter.constants:
         names = join_names(constants, MOST_NAMED)
         log.info("not trained: %s, which are Python numbers; jnp.asarray makes them parameters", names)
