@@ -11,6 +11,7 @@ import threading
 import traceback
 import urllib.parse
 import urllib.request
+import warnings
 
 import fsspec
 import jax
@@ -20,7 +21,7 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 
-from learner import Checkpointer, load_checkpoint
+from learner import Checkpointer, LearnerWarning, load_checkpoint
 from learner.checkpoint import places, store
 from learner.checkpoint.arrays import ArrayFiles
 from learner.checkpoint.manifest import MARK
@@ -254,17 +255,22 @@ def lost(cloud, step):
     return hook
 
 
-def test_a_store_that_is_gone_for_a_while_costs_nothing(cloud, tmp_path, monkeypatch):
-    """The pauses between tries are skipped; the store's libraries have their own pauses."""
+@pytest.mark.parametrize("action", ["default", "error"])
+def test_a_store_that_is_gone_for_a_while_costs_nothing(cloud, tmp_path, monkeypatch, action):
+    """The pauses between tries are skipped; the store's libraries have their own pauses. A filter that makes warnings
+    errors does not end the tries.
+    """
 
     def sleep(seconds):
         cloud.proxy.gone = False
 
     monkeypatch.setattr(places, "AGAIN", Retries(2, sleep=sleep))
-    fit(tmp_path / "run", f"{cloud}/gone", hook=lost(cloud, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter(action, LearnerWarning)
+        fit(tmp_path / "run", f"{cloud}/gone-{action}", hook=lost(cloud, 8))
     assert not cloud.proxy.gone
     assert len(warnings_of_tries(tmp_path / "run")) == 1
-    assert names_in(f"{cloud}/gone") == ["12", "18"]
+    assert names_in(f"{cloud}/gone-{action}") == ["12", "18"]
 
 
 def test_a_store_that_is_silent_is_left_after_a_while(cloud, monkeypatch):
