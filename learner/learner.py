@@ -34,7 +34,7 @@ from learner.training.passes import MetricValues
 from learner.training.population_result import finished_result, run_result
 from learner.training.preflight import preflight
 from learner.training.pure_steps import PureSteps
-from learner.training.result import LearningResult, rebuild
+from learner.training.result import LearningResult
 from learner.training.run import Run
 from learner.training.session import open_run
 from learner.training.setup.preparation import prepare_programs
@@ -136,7 +136,7 @@ class Learner(Generic[ModelT]):
     def model_of(self, state: TrainState) -> ModelT:
         """Return the model of a state in eval mode. It has the type given to `build`, and its arrays are copies."""
         self.definition.refuse_population("model_of")
-        model: ModelT = rebuild(self.definition, jax.tree.map(jnp.copy, state))
+        model: ModelT = self.definition.step.eval_model(jax.tree.map(jnp.copy, state))
         return model
 
     # -- training ------------------------------------------------------------------------------------------------------

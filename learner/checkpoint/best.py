@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.checkpoint.items import is_key
 from learner.steps.train_state import TrainState
+from learner.util.trees import is_key
 
 UNDECIDED_BYTES = 2**26  # of copies that wait for a decision; several if the state is small
 MOST_UNDECIDED = 64

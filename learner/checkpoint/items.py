@@ -13,7 +13,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.steps.train_state import TrainState
-from learner.util.trees import named_leaves
+from learner.util.trees import is_key, key_impl, named_leaves
 
 OF_STREAM = re.compile(r"(?:.*/)?model_state/(?:.*\.)?(?:key|count)\.value")
 Items = dict[str, dict[str, dict[str, Any]]]
@@ -59,15 +59,6 @@ def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
-def key_impl(keys: Any) -> Any:
-    """Return the implementation of random keys, or of their shapes."""
-    if not isinstance(keys, jax.ShapeDtypeStruct):
-        return jax.random.key_impl(keys)
-    implementations: list[Any] = []
-    jax.eval_shape(lambda keys: implementations.append(jax.random.key_impl(keys)), keys)
-    return implementations[0]
-
-
 def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
     """Return the random key of a checkpoint's progress, with the implementation of `key`, which may be a shape.
 
@@ -97,11 +88,6 @@ def _numbers(keys: Any) -> Any:
         return jax.random.key_data(keys)
     shape = jax.eval_shape(jax.random.key_data, keys)
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=keys.sharding)
-
-
-def is_key(x: Any) -> bool:
-    """Return True for random keys, and for shapes of them."""
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def escaped(name: str) -> str:

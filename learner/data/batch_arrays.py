@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.util.trees import named_leaves
+from learner.util.trees import is_key, named_leaves
 
 BATCHES_IN_CONFIG = "in a config, batch_size beside dataset makes batches"
 """The remedy for a config, in errors about data without batches."""
@@ -70,7 +70,7 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
 def refuse_keys(arrays: PyTree) -> None:
     """Raise `LearnerError` if an array has keys of `jax.random`, which NumPy has no dtype for."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if isinstance(leaf, jax.Array) and is_key(leaf):
             raise LearnerError(
                 f"{field_name(path)} holds keys of jax.random, which are not numbers: put jax.random.key_data(keys) "
                 "into the data, and convert it back with jax.random.wrap_key_data in the step",

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.checkpoint.items import is_key
-from learner.util.trees import named_leaves
+from learner.util.trees import is_key, named_leaves
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]

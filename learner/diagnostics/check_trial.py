@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from learner.data.batch_arrays import batch_arrays, refuse_wrapped
@@ -25,6 +24,7 @@ from learner.training.feed.group import signature_of
 from learner.training.feed.inputs import Inputs, run_length, valid_sources
 from learner.training.preflight import read_checked
 from learner.training.programs.single_step import SingleStepRunner
+from learner.util.trees import is_key
 
 PyTree = Any
 UNKNOWN_LENGTH = 10_000  # steps of a schedule to evaluate if the run has no known length
@@ -153,12 +153,9 @@ def _refuse_one_shot(definition: TrainingDefinition, train: Any, valid: Any) -> 
 def bytes_by_leaf(tree: PyTree) -> list[bytes]:
     """Return the bytes of each array of a tree. Random keys are represented by their numbers.
 
+    >>> import jax.numpy as jnp
     >>> bytes_by_leaf({"a": jnp.int32(1), "b": np.zeros(0)})
     [b'\\x01\\x00\\x00\\x00', b'']
     """
-    leaves = [jax.random.key_data(x) if _is_key(x) else x for x in jax.tree.leaves(tree)]
+    leaves = [jax.random.key_data(x) if isinstance(x, jax.Array) and is_key(x) else x for x in jax.tree.leaves(tree)]
     return [np.asarray(x).tobytes() for x in leaves]
-
-
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

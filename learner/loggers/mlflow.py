@@ -133,7 +133,7 @@ class MLflow(ExactlyOnceLogger):
 
         self._metric, self._client = Metric, MlflowClient(self._uri)
         facts = {f"learner.{key}": str(value) for key, value in plain_settings(event.environment).items()}
-        tags = {**facts, "learner.training.files.directory": str(event.directory.absolute())}
+        tags = {**facts, "learner.directory": str(event.directory.absolute())}
         if event.commit is not None:
             tags["mlflow.source.git.commit"] = event.commit
         known: Mapping[str, str] = {}

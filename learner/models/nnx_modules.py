@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from learner.errors import LearnerError
 from learner.models.base import ARRAYS, PARAMS, ModelAdapter, Trainable
 from learner.util.optional import is_instance_of
-from learner.util.trees import named_leaves, path_name
+from learner.util.trees import is_key, named_leaves, path_name
 
 Array = Any
 PyTree = Any
@@ -101,14 +101,14 @@ def start_streams(streams: PyTree, key: Array) -> PyTree:
       key: a random key.
     """
     leaves = jax.tree.leaves(streams)
-    is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    are_keys = [is_key(x) for x in leaves]
     numbers = itertools.count()
 
     def started(old: Array) -> Array:
         new = jax.random.fold_in(key, next(numbers))
         return new if old.shape == () else jax.random.split(new, old.shape)
 
-    new = [started(x) if k else jnp.zeros_like(x) for x, k in zip(leaves, is_key, strict=True)]
+    new = [started(x) if k else jnp.zeros_like(x) for x, k in zip(leaves, are_keys, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(streams), new)
 
 

@@ -15,8 +15,9 @@ from learner.errors import LearnerError, near, one_error
 from learner.records.file_dtypes import cast, cast_problem
 from learner.records.leaves import Leaves
 from learner.records.pytorch import as_flax, refuse_unknown_layers
-from learner.records.stored import Stored, dtype_name, is_key, key_impl
+from learner.records.stored import Stored, dtype_name
 from learner.util.text import count, printable
+from learner.util.trees import is_key, key_impl
 
 Rename = Sequence[tuple[str, str]]
 LAYOUTS = (None, "torch")

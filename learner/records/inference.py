@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError, near
@@ -19,7 +18,7 @@ from learner.util.distribution import VERSION
 from learner.util.number_checks import is_int
 from learner.util.optional import import_optional
 from learner.util.text import join_names
-from learner.util.trees import named_leaves
+from learner.util.trees import is_key, named_leaves
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 KNOWN = ("cpu", "cuda", "rocm", "tpu")
@@ -172,11 +171,7 @@ def _program(model: Any, call: Callable[[Any, Any], Any]) -> tuple[Callable[...,
         return call(adapter.rebuild(*jax.tree.unflatten(tree, given)), inputs)
 
     # Random keys are not weights: eval mode draws no random numbers, and constants are part of the program.
-    return program, {
-        name: leaf
-        for name, leaf in zip(names, leaves, strict=True)
-        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    }
+    return program, {name: leaf for name, leaf in zip(names, leaves, strict=True) if not is_key(leaf)}
 
 
 def _checked(directory: Path) -> Path:
@@ -220,18 +215,13 @@ def _card(
     metrics: Mapping[str, float],
 ) -> str:
     """Return the model card as Markdown."""
-    rows = [f"| input {path or 'array'} | {x.dtype}{list(x.shape)} |" for path, x in _by_path(inputs).items()]
-    rows += [f"| output {path or 'array'} | {x.dtype}{list(x.shape)} |" for path, x in _by_path(outputs).items()]
+    rows = [f"| input {path or 'array'} | {x.dtype}{list(x.shape)} |" for path, x in named_leaves(inputs).items()]
+    rows += [f"| output {path or 'array'} | {x.dtype}{list(x.shape)} |" for path, x in named_leaves(outputs).items()]
     rows += [f"| {key} | {value:.6g} |" for key, value in metrics.items()]
     numbers = sum(int(np.prod(x.shape)) for x in weights.values())
     where = f"for {', '.join(platforms)}" if format == "jax" else "as ONNX"
     about = f"Exported by learner {VERSION} with JAX {jax.__version__} {where}."
     table = "\n".join(["| | |", "|---|---|", f"| numbers in weights | {numbers:,} |", *rows])
-    given = ", ".join(f'"{path or "inputs"}": {(path or "inputs").rpartition(".")[2]}' for path in _by_path(inputs))
+    given = ", ".join(f'"{path or "inputs"}": {(path or "inputs").rpartition(".")[2]}' for path in named_leaves(inputs))
     use = USE if format == "jax" else USE_ONNX.replace("INPUTS", given)
     return f"# {name}\n\n{about}\n\n{table}\n\n```python\n{use}```\n"
-
-
-def _by_path(tree: PyTree) -> dict[str, Any]:
-    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
+from learner.util.trees import is_key
 
 Buffer = Any  # bytes, or a memoryview
 
@@ -51,18 +52,6 @@ class Stored:
     def bytes(self) -> Buffer:
         """The numbers in row-major order, little-endian."""
         return np.ascontiguousarray(self.data).reshape(-1).view(np.uint8).data
-
-
-def is_key(leaf: Any) -> bool:
-    """Return True for random keys."""
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def key_impl(keys: Any) -> Any:
-    """Return the implementation of random keys, or of their shapes."""
-    impls: list[Any] = []
-    jax.eval_shape(lambda keys: impls.append(jax.random.key_impl(keys)), keys)
-    return impls[0]
 
 
 def dtype_name(leaf: Any) -> str:

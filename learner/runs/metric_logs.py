@@ -333,7 +333,7 @@ class RunFiles:
 
 
 class NoFiles:
-    """Files of a process that writes none: another process writes the files of the run."""
+    """The files of a pass that writes none, or of a process beside the one that writes the files of the run."""
 
     has_ended = False
 

@@ -13,8 +13,9 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+from learner.util.trees import is_key
 
 # Texts that change with the process or the location of the code: addresses, files with line numbers, files.
 _INCIDENTAL = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}|( at |from file )?[^\s'\"(]*\.py(:\d+|\b)(, line \d+)?")
@@ -172,7 +173,7 @@ class _Canonical:
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, jax.Array):
-            if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            if is_key(value):
                 return f"{self._dtype(value.dtype)} {self._array(np.asarray(jax.random.key_data(value)))}"
             if not value.is_fully_addressable and not value.is_fully_replicated:
                 return self._type(value)  # other processes have parts of it

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from learner.util.jaxprs import FORWARDING, called_program
+from learner.util.jaxprs import FORWARDING, propagate
 
 BOUNDS = ("max", "min", "clamp")
 
 
-def passed_inputs(jaxpr: Any, inputs: Sequence[int | None] | None = None) -> list[int | None]:
+def passed_inputs(jaxpr: Any) -> list[int | None]:
     """Return, for each output of a traced program, the index of the input that it equals, even if clipped by a number
     or a norm, or only in some steps; None for a computed output.
 
@@ -18,23 +18,18 @@ def passed_inputs(jaxpr: Any, inputs: Sequence[int | None] | None = None) -> lis
     >>> passed_inputs(program.jaxpr)
     [1, 0, None]
     """
-    indices = dict(zip(jaxpr.invars, range(len(jaxpr.invars)) if inputs is None else inputs, strict=True))
+    return propagate(jaxpr, range(len(jaxpr.invars)), _passed, None)
 
-    def of(x: Any) -> int | None:
-        return None if hasattr(x, "val") else indices.get(x)  # literals have a value
 
-    for equation in jaxpr.eqns:
-        name, given = equation.primitive.name, [of(x) for x in equation.invars]
-        if (program := called_program(equation)) is not None:
-            indices.update(zip(equation.outvars, passed_inputs(program, given), strict=True))
-        elif name in FORWARDING:
-            indices.update(zip(equation.outvars, given, strict=True))
-        elif name == "select_n":  # the first operand chooses
-            indices[equation.outvars[0]] = _first(given[1:])
-        elif name in BOUNDS:
-            others = [x for x, index in zip(equation.invars, given, strict=True) if index is None]
-            indices[equation.outvars[0]] = _first(given) if all(x.aval.shape == () for x in others) else None
-    return [of(x) for x in jaxpr.outvars]
+def _passed(equation: Any, given: list[int | None]) -> list[int | None]:
+    name = equation.primitive.name
+    if name in FORWARDING:
+        return given
+    if name == "select_n":  # the first operand chooses
+        return [_first(given[1:])]
+    others = [x for x, index in zip(equation.invars, given, strict=True) if index is None]
+    is_bounded = name in BOUNDS and all(x.aval.shape == () for x in others)
+    return [_first(given) if is_bounded else None] * len(equation.outvars)
 
 
 def _first(indices: Sequence[int | None]) -> int | None:

@@ -327,6 +327,10 @@ class StepDefinition:
         after = self.adapter.read(given if returned is None else returned)
         return like(self.policy.restore_state_dtypes(after, computed, before), before, "the model's state")
 
+    def eval_model(self, state: TrainState) -> Any:
+        """Return the user's model of a state, in eval mode. It uses the state's arrays."""
+        return self.adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
+
     def train_batch(self, state: TrainState, batch: Batch, key: Array) -> Batch:
         """Return a micro-batch for the train step. `key`: the key of the micro-batch."""
         with self.policy.allow_promotion():

@@ -15,6 +15,7 @@ from learner.strategies.device_lookup import find_devices
 from learner.strategies.replicated import first_replica
 from learner.strategies.rules import Rules, names_of, without
 from learner.util.number_checks import is_int
+from learner.util.trees import is_key
 
 _DEFAULT_BATCH = ("data",)
 
@@ -284,7 +285,7 @@ def _from_all(x: Any, sharding: jax.sharding.Sharding) -> Any:
     """Return an array over the devices of several processes, each of which passes the whole array."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
-    if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         data = _from_all(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     host = np.asarray(x)

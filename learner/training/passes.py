@@ -10,6 +10,7 @@ from learner.data.batch_arrays import batch_arrays, refuse_wrapped
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, one_error
 from learner.runs.history import History
+from learner.runs.metric_logs import NoFiles
 from learner.strategies.own_context import own_context
 from learner.training.checks.step_checks import check_predict, trace_valid
 from learner.training.checks.validation_state import warnings_of_valid
@@ -73,7 +74,7 @@ def evaluate(
             raise_dropped()
 
         reporter = Reporter(
-            metrics, None, History(), (), timer.estimator, limiter=limiter, now=timer.now, check_peers=check
+            metrics, NoFiles(), History(), (), timer.estimator, limiter=limiter, now=timer.now, check_peers=check
         )
         stack.push(closing(reporter.close))
         for split, source in inputs.valid.items():

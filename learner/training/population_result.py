@@ -14,7 +14,6 @@ from learner.errors import LearnerError, near
 from learner.runs.flat_config import text_of
 from learner.runs.history import History, Point, read_history
 from learner.runs.layout import read_summary
-from learner.steps.eval_params import eval_params
 from learner.steps.population import member_of
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
@@ -53,7 +52,7 @@ class MemberResult(LearningResult[Any]):
         alone = definition.on_one_device()
         state = alone.strategy.place(state)  # the state of a wave is on the host
         adapter = definition.step.adapter.with_key(jax.random.key(member.seed))
-        model = adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
+        model = dataclasses.replace(definition.step, adapter=adapter).eval_model(state)
         super().__init__(model, history, str(summary["stopped_by"]), summary, _no_best_model)
         self.index, self.name, self.directory = member.index, member.name, definition.options.directory / member.name
         self.values = member.all_values

@@ -11,7 +11,6 @@ import jax
 from learner.runs.history import History, Point
 from learner.runs.layout import end_word
 from learner.steps.eval_params import eval_params
-from learner.steps.train_state import TrainState
 from learner.training.checkpoints.model_loading import load_best_state
 from learner.training.checkpoints.resume import finished_summary, too_few_epochs
 from learner.training.definition import NotPicklable, TrainingDefinition
@@ -176,7 +175,7 @@ def result_of(
         # The other parts stay: the optimizer's state of the last step does not belong to the best parameters.
         state, _, model_step = load_best_state(definition, runner.state)
         runner.leaves = jax.tree.leaves(state)
-    model = rebuild(definition, runner.copy(runner.state))
+    model = runner.model()
     return LearningResult(model, history, summary["stopped_by"], summary, load_best, model_step)
 
 
@@ -188,8 +187,3 @@ def finished_runner(plan: RunPlan, restored: Restored) -> tuple[Runner, Mapping[
     for text in too_few_epochs(plan.options, restored.position):
         warn(text)
     return make_runner(plan.step, restored.state, plan.strategy), summary
-
-
-def rebuild(definition: TrainingDefinition, state: TrainState) -> Any:
-    """Return the model of a state in eval mode. It has the type given to `build`."""
-    return definition.step.adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)

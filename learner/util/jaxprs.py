@@ -1,8 +1,9 @@
 """Traced programs."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 LOOPS = ("scan", "while", "cond")
 FORWARDING = ("convert_element_type", "copy", "optimization_barrier", "reduce_precision", "sharding_constraint")
 """Primitives whose outputs equal their inputs, except for the dtype."""
@@ -17,6 +18,31 @@ def inner_jaxprs(value: Any) -> list[Any]:
     return [value.jaxpr] if hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns") else []
 
 
+def propagate(jaxpr: Any, given: Sequence[T], rule: Callable[[Any, list[T]], Sequence[T]], default: T) -> list[T]:
+    """Return a value for each output of a traced program, from one for each input (`given`).
+
+    `rule(equation, values)` returns the values of an equation's outputs from those of its inputs. It is not called for
+    equations that call a program once, such as jitted functions: the values pass through that program. Literals and
+    constants have the value `default`.
+
+    >>> import jax
+    >>> program = jax.make_jaxpr(lambda x: (jax.jit(lambda y: y + 1)(x * 2), x))(1.0)
+    >>> propagate(program.jaxpr, [0], lambda equation, depths: [max(depths) + 1], default=0)
+    [2, 0]
+    """
+    values = dict(zip(jaxpr.invars, given, strict=True))
+
+    def of(x: Any) -> T:
+        return default if hasattr(x, "val") else values.get(x, default)  # literals have a value
+
+    for equation in jaxpr.eqns:
+        inputs = [of(x) for x in equation.invars]
+        program = called_program(equation)
+        outputs = rule(equation, inputs) if program is None else propagate(program, inputs, rule, default)
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [of(x) for x in jaxpr.outvars]
+
+
 def forwarded_inputs(jaxpr: Any) -> list[int | None]:
     """Return, for each output of a traced program, the index of the input that it forwards, also through jitted
     functions; None for computed outputs.
@@ -26,24 +52,11 @@ def forwarded_inputs(jaxpr: Any) -> list[int | None]:
     >>> forwarded_inputs(program.jaxpr)
     [1, None, 0]
     """
-    sources = {var: index for index, var in enumerate(jaxpr.invars)}
 
-    def of(var: Any) -> int | None:
-        return None if hasattr(var, "val") else sources.get(var)  # literals have a value
+    def rule(equation: Any, inputs: list[int | None]) -> list[int | None]:
+        return inputs if equation.primitive.name in FORWARDING else [None] * len(equation.outvars)
 
-    for equation in jaxpr.eqns:
-        for var, source in zip(equation.outvars, _equation_sources(equation), strict=True):
-            if source is not None and (index := of(equation.invars[source])) is not None:
-                sources[var] = index
-    return [of(var) for var in jaxpr.outvars]
-
-
-def _equation_sources(equation: Any) -> list[int | None]:
-    """Return, for each output of an equation, the index of the input that it forwards."""
-    if equation.primitive.name in FORWARDING:
-        return list(range(len(equation.outvars)))
-    program = called_program(equation)
-    return [None] * len(equation.outvars) if program is None else forwarded_inputs(program)
+    return propagate(jaxpr, range(len(jaxpr.invars)), rule, None)
 
 
 def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:

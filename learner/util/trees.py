@@ -23,6 +23,18 @@ def path_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
+def is_key(leaf: Any) -> bool:
+    """Return True for random keys, and for shapes of them."""
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def key_impl(keys: Any) -> Any:
+    """Return the implementation of random keys, or of their shapes."""
+    implementations: list[Any] = []
+    jax.eval_shape(lambda keys: implementations.append(jax.random.key_impl(keys)), keys)
+    return implementations[0]
+
+
 def nonfinite_leaves(tree: PyTree) -> list[str]:
     """Return the paths of leaves with a NaN or an infinity. Shapes without values have none."""
     arrays = {name: x for name, x in named_leaves(tree).items() if not isinstance(x, jax.ShapeDtypeStruct)}

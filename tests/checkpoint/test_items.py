@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from learner import TrainState
-from learner.checkpoint.items import flat, from_items, key_impl, refuse_differences, root_key_of, to_items
+from learner.checkpoint.items import flat, from_items, refuse_differences, root_key_of, to_items
+from learner.util.trees import key_impl
 from tests.support.codes import raises_code
 from tests.support.runs import bits
 

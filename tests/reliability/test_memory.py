@@ -13,6 +13,7 @@ from jax.errors import JaxRuntimeError
 from learner import LearnerError, OutOfMemoryError
 from learner.metrics import CollectingMetric
 from learner.runs.history import History
+from learner.runs.metric_logs import NoFiles
 from learner.training.programs.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.reporting.messages import Callback, StepsDispatched
 from learner.training.reporting.reporter import Reporter
@@ -156,7 +157,7 @@ def test_later_failure_after_a_failed_step(tmp_path, monkeypatch):
 
 def test_first_failing_split_is_named():
     none, held = jax.jit(greedy)(jnp.float32(1)), threading.Event()
-    worker = Reporter({}, None, History(), (), StepTimeEstimator())
+    worker = Reporter({}, NoFiles(), History(), (), StepTimeEstimator())
     worker.put(Callback(lambda: held.wait(60)))
     for split in ("valid", "train"):
         worker.put(StepsDispatched(split, 1, 1, 1, 1, 1, 1, 1, none))

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from learner.runs.metric_logs import NoFiles
 from learner.training.progress.position import Position
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimeEstimator, StepTimer, TimeBreakdown
@@ -63,7 +64,7 @@ def test_parts_of_a_run_have_owners():
 
 
 def test_only_the_reporters_thread_writes_to_it():
-    reporter = Reporter({}, None, {}, (), StepTimeEstimator())
+    reporter = Reporter({}, NoFiles(), {}, (), StepTimeEstimator())
     reporter.wait()
     with pytest.raises(AssertionError, match="sets log of a Reporter"):
         reporter.log = None

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from learner.distributed.peer_monitor import peers_monitored
@@ -19,7 +18,7 @@ from learner.training.feed.inputs import Inputs
 from learner.training.options import Options
 from learner.util.device_errors import is_device_error
 from learner.util.text import first_line, name_of
-from learner.util.trees import named_leaves
+from learner.util.trees import is_key, named_leaves
 
 PyTree = Any
 
@@ -95,8 +94,8 @@ def digest(arrays: PyTree) -> int | None:
     for x in leaves:
         if not getattr(x, "is_fully_addressable", True):
             continue  # one array of all processes: each has other parts of it
-        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        values = jax.random.key_data(x) if is_key else x  # a variable of nnx may hold a number of Python
+        # A variable of nnx may hold a number of Python.
+        values = jax.random.key_data(x) if isinstance(x, jax.Array) and is_key(x) else x
         digest = zlib.crc32(np.asarray(values).tobytes(), digest)
     return digest
 

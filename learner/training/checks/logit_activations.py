@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learner.util.jaxprs import FORWARDING, called_program
+from learner.util.jaxprs import FORWARDING, propagate
 
 WITH_NUMBERS = ("max", "min", "add")  # a lower bound, an upper bound, and a term that keeps a logarithm finite
 KINDS = ("softmax", "sigmoid")
@@ -18,38 +18,31 @@ def activations(jaxpr: Any) -> list[str | None]:
     >>> activations(jax.make_jaxpr(function)(jax.numpy.ones(3)).jaxpr)
     [None, 'softmax', 'sigmoid', None]
     """
-    return [kind if kind in KINDS else None for kind in _found(jaxpr, [None] * len(jaxpr.invars))]
+    return [kind if kind in KINDS else None for kind in propagate(jaxpr, [None] * len(jaxpr.invars), _kinds, None)]
 
 
-def _found(jaxpr: Any, given: list[str | None]) -> list[str | None]:
-    """Return the kinds of the outputs, including the parts of a softmax: exponentials, their sums, logarithms."""
-    kinds = dict(zip(jaxpr.invars, given, strict=True))
-
-    def of(x: Any) -> str | None:
-        return None if hasattr(x, "val") else kinds.get(x)  # literals have a value
-
-    for equation in jaxpr.eqns:
-        name, inputs = equation.primitive.name, [of(x) for x in equation.invars]
-        program = called_program(equation)
-        if program is not None:
-            kinds.update(zip(equation.outvars, _found(program, inputs), strict=True))
-        elif name in RESHAPING and len({*inputs}) == 1:
-            kinds[equation.outvars[0]] = inputs[0]
-        elif name == "reduce_sum" and inputs[0] == "exp" and _is_over_last_axis(equation):
-            kinds[equation.outvars[0]] = "sum"
-        elif name in WITH_NUMBERS and any(inputs) and all(map(_is_number_or_known, equation.invars, inputs)):
-            kinds[equation.outvars[0]] = next(filter(None, inputs))
-        elif (name, *inputs) == ("div", "exp", "sum"):
-            kinds[equation.outvars[0]] = "softmax"
-        elif (name, *inputs) == ("log", "sum"):
-            kinds[equation.outvars[0]] = "log sum"
-        elif name == "sub" and inputs[1] == "log sum":
-            kinds[equation.outvars[0]] = "log softmax"
-        elif name == "exp":
-            kinds[equation.outvars[0]] = "softmax" if inputs[0] == "log softmax" else "exp"
-        elif name == "logistic":
-            kinds[equation.outvars[0]] = "sigmoid"
-    return [of(x) for x in jaxpr.outvars]
+def _kinds(equation: Any, inputs: list[str | None]) -> list[str | None]:
+    """Return the kinds of an equation's outputs, including the parts of a softmax: exponentials, their sums,
+    logarithms.
+    """
+    name, kind = equation.primitive.name, None
+    if name in RESHAPING and len({*inputs}) == 1:
+        kind = inputs[0]
+    elif name == "reduce_sum" and inputs[0] == "exp" and _is_over_last_axis(equation):
+        kind = "sum"
+    elif name in WITH_NUMBERS and any(inputs) and all(map(_is_number_or_known, equation.invars, inputs)):
+        kind = next(filter(None, inputs))
+    elif (name, *inputs) == ("div", "exp", "sum"):
+        kind = "softmax"
+    elif (name, *inputs) == ("log", "sum"):
+        kind = "log sum"
+    elif name == "sub" and inputs[1] == "log sum":
+        kind = "log softmax"
+    elif name == "exp":
+        kind = "softmax" if inputs[0] == "log softmax" else "exp"
+    elif name == "logistic":
+        kind = "sigmoid"
+    return [kind] * len(equation.outvars)
 
 
 def _is_over_last_axis(equation: Any) -> bool:

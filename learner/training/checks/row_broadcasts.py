@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learner.util.jaxprs import called_program
+from learner.util.jaxprs import propagate
 
 Marks = tuple[bool, bool, str | None]  # depends on parameters; on the batch; its first broadcast
 
@@ -26,29 +26,15 @@ def broadcast_rows(jaxpr: Any, params: list[bool], batch: list[bool], rows: int)
     >>> broadcast_rows(program.jaxpr, [True, False, False], [False, True, True], rows=8)
     ['sub of float32[8, 1] and float32[1, 8]']
     """
+
+    def rule(equation: Any, inputs: list[Marks]) -> list[Marks]:
+        earlier = [text for *_, text in inputs if text is not None]
+        operation = earlier[0] if earlier else _crossed(equation, inputs, rows)
+        merged = any(params for params, *_ in inputs), any(batch for _, batch, _ in inputs), operation
+        return [merged] * len(equation.outvars)
+
     given: list[Marks] = [(of_params, of_batch, None) for of_params, of_batch in zip(params, batch, strict=True)]
-    return [operation for *_, operation in _marked(jaxpr, given, rows)]
-
-
-def _marked(jaxpr: Any, given: list[Marks], rows: int) -> list[Marks]:
-    marks = dict(zip(jaxpr.invars, given, strict=True))
-
-    def of(x: Any) -> Marks:
-        nothing = (False, False, None)
-        return nothing if hasattr(x, "val") else marks.get(x, nothing)  # literals; constants
-
-    for equation in jaxpr.eqns:
-        inputs = [of(x) for x in equation.invars]
-        program = called_program(equation)
-        if program is not None:
-            found = _marked(program, inputs, rows)
-        else:
-            earlier = [text for *_, text in inputs if text is not None]
-            operation = earlier[0] if earlier else _crossed(equation, inputs, rows)
-            merged = any(params for params, *_ in inputs), any(batch for _, batch, _ in inputs), operation
-            found = [merged] * len(equation.outvars)
-        marks.update(zip(equation.outvars, found, strict=True))
-    return [of(x) for x in jaxpr.outvars]
+    return [operation for *_, operation in propagate(jaxpr, given, rule, (False, False, None))]
 
 
 def _crossed(equation: Any, inputs: list[Marks], rows: int) -> str | None:

@@ -14,7 +14,7 @@ from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.util.jaxprs import FORWARDING, LOOPS, called_program, inner_jaxprs
+from learner.util.jaxprs import FORWARDING, LOOPS, called_program, inner_jaxprs, propagate
 
 PyTree = Any
 SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
@@ -226,27 +226,15 @@ def divides_by_data(jaxpr: Any, inputs: int) -> bool:
     depends on the batch: the last `inputs` inputs before the random key.
     """
     data = [len(jaxpr.invars) - 1 - inputs <= index < len(jaxpr.invars) - 1 for index in range(len(jaxpr.invars))]
-    return _flow(jaxpr, [(of_batch, False) for of_batch in data])[0][1]
+    given = [(of_batch, False) for of_batch in data]
+    return propagate(jaxpr, given, _ratios, (False, False))[0][1]
 
 
-def _flow(jaxpr: Any, given: list[tuple[bool, bool]]) -> list[tuple[bool, bool]]:
+def _ratios(equation: Any, inputs: list[tuple[bool, bool]]) -> list[tuple[bool, bool]]:
     """Return, for each output, True if it depends on the batch, and True if it is such a ratio, given the same for the
     inputs.
     """
-    known = dict(zip(jaxpr.invars, given, strict=True))
-
-    def of(x: Any) -> tuple[bool, bool]:
-        return (False, False) if hasattr(x, "val") else known.get(x, (False, False))  # literals; constants
-
-    for e in jaxpr.eqns:
-        inputs = [of(x) for x in e.invars]
-        program = called_program(e)
-        if program is not None:
-            found = _flow(program, inputs)
-        else:
-            is_ratio = e.primitive.name in LINEAR and any(ratio for _, ratio in inputs)
-            if e.primitive.name == "div":
-                is_ratio = inputs[0][1] or inputs[1][0]
-            found = [(any(data for data, _ in inputs), is_ratio and x.aval.size == 1) for x in e.outvars]
-        known.update(zip(e.outvars, found, strict=True))
-    return [of(x) for x in jaxpr.outvars]
+    is_ratio = equation.primitive.name in LINEAR and any(ratio for _, ratio in inputs)
+    if equation.primitive.name == "div":
+        is_ratio = inputs[0][1] or inputs[1][0]
+    return [(any(data for data, _ in inputs), is_ratio and x.aval.size == 1) for x in equation.outvars]

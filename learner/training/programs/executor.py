@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.steps.buffers import BatchBuffer, Feed, StepOutputs
-from learner.steps.eval_params import eval_leaves, eval_params
+from learner.steps.eval_params import eval_leaves
 from learner.steps.population import member_shapes
 from learner.steps.program import Programs
 from learner.steps.train_state import TrainState
@@ -179,7 +179,7 @@ class Runner:
 
     def rebuild(self, state: TrainState) -> Any:
         """Return the user's model of a state. It uses the state's arrays."""
-        return self._step.adapter.rebuild(eval_params(state.params, state.opt_state), state.model_state)
+        return self._step.eval_model(state)
 
     def replace_model(self, model: Any) -> None:
         """Replace the arrays of the model by those of another model with the structure that `model()` returns.

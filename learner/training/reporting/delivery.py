@@ -32,7 +32,7 @@ class Delivery(ThreadOwned):
     """Deliver the items of a run in order. It and its parts belong to the reporter's thread.
 
     Args:
-      files: the files of the run; None if nothing is written.
+      files: the files of the run.
       history: the values so far.
       listeners: the threads of the listeners.
       reader: reads the device's outputs.
@@ -53,7 +53,7 @@ class Delivery(ThreadOwned):
 
     def __init__(
         self,
-        files: RunFiles | NoFiles | None,
+        files: RunFiles | NoFiles,
         history: History,
         listeners: Sequence[ListenerThread],
         reader: StepReader,
@@ -149,7 +149,7 @@ class Delivery(ThreadOwned):
         elif isinstance(item, Query):
             item.run()
         elif isinstance(item, Event):
-            if isinstance(item, SamplesLogged) and self._files is not None:
+            if isinstance(item, SamplesLogged):
                 self._files.write_samples(item.epoch, item.step, item.values)
             self.emit(item)
 
@@ -180,8 +180,7 @@ class Delivery(ThreadOwned):
         self._split_began.setdefault(last.split, self.reader.last_end - read.seconds * total)
         columns, weights = self._measure(read)
         count = len(weights)
-        if self._files is not None:
-            self._files.steps(last.split, last.epoch, columns, weights)
+        self._files.steps(last.split, last.epoch, columns, weights)
         # Called for every dispatch: without listeners no event is built.
         if self._listeners:
             # `total` includes the steps after one that ended the run, and `count` does not: positions leave them out.
@@ -219,10 +218,9 @@ class Delivery(ThreadOwned):
         self.nonfinite.report_split(split, epoch, values.get("Loss"))
         now = self._now()
         seconds = now - self._split_began.pop(split, now)
-        if self._files is not None:
-            self._files.close_split(split, epoch, values, at_step)
-            if at_step is not None:
-                self._files.journal("validation", epoch=epoch, step=step, values=by_key)
+        self._files.close_split(split, epoch, values, at_step)
+        if at_step is not None:
+            self._files.journal("validation", epoch=epoch, step=step, values=by_key)
         self.history.record(split, epoch, step, values)
         if at_step is None:
             self._epoch_values |= by_key
@@ -238,8 +236,7 @@ class Delivery(ThreadOwned):
         values, self._epoch_values = self._epoch_values, {}
         now = self._now()
         seconds, self._epoch_began = now - self._epoch_began, now
-        if self._files is not None:
-            self._files.journal("epoch", epoch=finished.epoch, step=finished.step, values=values)
+        self._files.journal("epoch", epoch=finished.epoch, step=finished.step, values=values)
         self.journal_end()
         self.emit(EpochEnded(self._clock(), finished.epoch, finished.step, values, seconds))
 
@@ -247,38 +244,32 @@ class Delivery(ThreadOwned):
 
     def journal(self, event: str, fields: Mapping[str, Any]) -> None:
         """Write a line of the journal."""
-        if self._files is not None:
-            self._files.journal(event, **fields)
+        self._files.journal(event, **fields)
 
     def write_model(self, model: Mapping[str, Any]) -> None:
         """Write the description of the model."""
-        if self._files is not None:
-            self._files.write_model(model)
+        self._files.write_model(model)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the summary."""
         self.summary = summary
-        if self._files is not None:
-            self._files.write_summary(summary)
+        self._files.write_summary(summary)
 
     def mark_logs(self) -> None:
         """Record the log offsets before a validation, for a checkpoint if it is interrupted."""
-        if self._files is not None:
-            self._log_offsets_before_validation = self._files.position()
+        self._log_offsets_before_validation = self._files.position()
 
     def flush_logs(self, progress: Mapping[str, Any]) -> None:
         """Flush the logs that a checkpoint's progress relies on to the disk. The saver's thread may call this, as it
         changes nothing here.
         """
-        if self._files is not None:
-            self._files.to_disk(progress["log"])
+        self._files.to_disk(progress["log"])
 
     def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
         """Return the reporter's part of a checkpoint at the current position in the order of items.
 
         All of it is copied, as the saver's thread writes it while this one continues.
         """
-        assert self._files is not None
         # None if a run resumes within a validation and stops before it begins again: the logs end there.
         before = self._log_offsets_before_validation if in_validation else None
         # This also passes the lines so far to the operating system, so that they survive if the process is killed, as

@@ -72,7 +72,7 @@ class ReporterTimes:
 class MemberValues:
     """The files, history and listeners of a member of a population; see the arguments of `Reporter`."""
 
-    files: RunFiles | NoFiles | None
+    files: RunFiles | NoFiles
     listeners: Sequence[ListenerThread]
     warn: Callable[[str], None]
     metrics: Mapping[str, Sequence[MetricBase]]
@@ -111,7 +111,7 @@ class Reporter(ThreadOwned):
 
     Args:
       metrics: the metrics by split.
-      files: the files of the run; None if nothing is written.
+      files: the files of the run.
       history: the values so far.
       listeners: the threads of the listeners.
       estimator: receives the time of steps.
@@ -139,7 +139,7 @@ class Reporter(ThreadOwned):
     def __init__(
         self,
         metrics: Mapping[str, Sequence[MetricBase]],
-        files: RunFiles | NoFiles | None,
+        files: RunFiles | NoFiles,
         history: History,
         listeners: Sequence[ListenerThread],
         estimator: StepTimeEstimator,

@@ -25,7 +25,7 @@ from learner.metrics import (
     TokensPerSecond,
 )
 from learner.runs.history import History
-from learner.runs.metric_logs import RunFiles
+from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.steps.buffers import StepOutputs
 from learner.training.programs.in_flight import InFlightLimiter
 from learner.training.reporting import reporter as reporter_module
@@ -105,7 +105,9 @@ def start():
     def make(*metrics, files=None, listeners=(), history=None, estimator=None, **arguments):
         by_split = {split: metrics or (Loss(),) for split in ("train", "valid")}
         estimator = estimator or StepTimeEstimator()
-        reporter = Reporter(by_split, files, history or History(), listeners, estimator, lambda: 5.0, **arguments)
+        reporter = Reporter(
+            by_split, files or NoFiles(), history or History(), listeners, estimator, lambda: 5.0, **arguments
+        )
         workers.append(reporter)
         return workers[-1]
 
