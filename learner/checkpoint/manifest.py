@@ -13,7 +13,7 @@ from typing import Any
 
 from learner.checkpoint.stored_files import checksums, flush_directories, is_local, stored_files, text_of
 from learner.errors import LearnerError
-from learner.util.disk import to_disk
+from learner.util.disk import is_of_process, to_disk
 
 ITEMS = ("model", "optim", "scheduler", "in_flight")  # branches of the arrays
 NAME = "manifest.json"
@@ -68,6 +68,8 @@ def read_manifest(directory: Any) -> dict[str, Any]:
             directory=directory,
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, LearnerError) as error:
+        if is_of_process(error):
+            raise
         raise DamagedError(
             f"the checkpoint {directory} is damaged: {NAME} cannot be read ({error})",
             code="checkpoint-manifest-unreadable",

@@ -33,6 +33,7 @@ from learner.checkpoint.records import record_name, records_of, write_record
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.stored_files import NoAnswerError, stored_files, text_of
 from learner.errors import LearnerError
+from learner.util.disk import is_of_process
 from learner.util.urls import one_line
 
 T = TypeVar("T")
@@ -285,6 +286,8 @@ class CheckpointStore:
         except NoAnswerError as error:
             raise self.place.unreachable(error) from error
         except (OSError, ValueError, TypeError, RecursionError, LearnerError) as error:
+            if is_of_process(error):
+                raise
             raise DamagedError(
                 f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})",
                 code="checkpoint-progress-unreadable",
@@ -358,6 +361,8 @@ class CheckpointStore:
         except Exception as error:  # any error of Orbax about malformed files
             if self.place.is_unreachable(error):
                 raise self.place.unreachable(error) from error
+            if is_of_process(error):
+                raise
             raise DamagedError(
                 f"the checkpoint {self.path(step)} is damaged: {' '.join(str(error).split())}",
                 code="checkpoint-damaged",

@@ -1,5 +1,6 @@
 """Listener that keeps a copy of the run in an object store."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from learner.runs.population import NAME as POPULATION
 from learner.runs.remote import RemoteRun
 from learner.util.number_checks import is_finite
 from learner.util.retries import Retries
-from learner.util.user_warnings import warn
+from learner.util.user_warnings import LearnerWarning, warn
 
 
 class RunMirror(Listener):
@@ -68,7 +69,7 @@ class RunMirror(Listener):
                 self._copy()
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"
-                warn(f"the copy to {self._remote.url} failed and is tried again at the next checkpoint: {text}")
+                _warn(f"the copy to {self._remote.url} failed and is tried again at the next checkpoint: {text}")
 
     def _warn_of_another_place(self, checkpoint: Path) -> None:
         """Warn once about checkpoints outside the run's directory, which are not copied."""
@@ -76,7 +77,7 @@ class RunMirror(Listener):
             return
         self._warned = True
         place = os.path.dirname(checkpoint)  # of an address, a `pathlib.Path` would drop a slash
-        warn(
+        _warn(
             f"{self._remote.url} gets no checkpoints, as they are in {place}, outside of the run's directory: leave "
             "`directory` of the checkpointer out"
         )
@@ -91,3 +92,9 @@ class RunMirror(Listener):
 
     def _retry(self, what: Callable[[], None]) -> None:
         self._retries.call(what, lambda error: not isinstance(error, LearnerError))
+
+
+def _warn(text: str) -> None:
+    """Warn without raising, even if a filter makes warnings errors: an error would detach the mirror."""
+    with contextlib.suppress(LearnerWarning):
+        warn(text)

@@ -207,6 +207,10 @@ class MLflow(ExactlyOnceLogger):
             self._log(tags={"learner.error": event.error})
             self._ask(self._client.set_terminated, self.handed.id, status="FAILED")
 
+    def close(self) -> None:
+        """Forget the messages. They are not those of a later run with the same logger."""
+        self._messages.clear()  # not when a run starts, as a message may come before
+
     def _experiment_id(self) -> str:
         existing = self._ask(self._client.get_experiment_by_name, self._experiment)
         entries = (

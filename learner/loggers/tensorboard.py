@@ -119,7 +119,7 @@ class TensorBoard(RunLogger):
 
     def close(self) -> None:
         """Write pending records and close the files."""
-        files, self._files = self._files, {}
+        files, self._files, self._records = self._files, {}, {}  # a later run may have the same logger
         with contextlib.ExitStack() as stack:
             for file in files.values():
                 stack.callback(file.close)

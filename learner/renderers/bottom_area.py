@@ -1,5 +1,6 @@
 """The bottom lines of a terminal, which are redrawn while other lines are printed above them."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -59,13 +60,15 @@ class BottomArea:
         proxies, self._proxies = self._proxies, {}
         if os.getpid() != self._process:  # a forked process: the area belongs to its parent
             return
-        try:
+        with contextlib.ExitStack() as stack:  # each of these even if another fails, as a terminal may be gone
+            stack.callback(setattr, self.console, "_file", self._file)
+            stack.callback(self._stop, live)
+            stack.callback(restore, proxies)
             flush()
-            restore(proxies)
-        finally:
-            with self._lock:
-                live.stop()
-            self.console._file = self._file
+
+    def _stop(self, live: Live) -> None:
+        with self._lock:
+            live.stop()
 
     def abandon(self) -> None:
         """Restore the standard streams without locking: a thread that hangs may hold the lock."""

@@ -79,14 +79,21 @@ def record_evaluation(
 def _add_to_summary(directory: Path) -> None:
     try:
         with locked(directory):
-            summary = read_summary(directory)
-            if summary is None or not isinstance(summary.get("metrics"), dict):
-                return
-            summary["metrics"] |= summaries(read_evaluations(directory))
-            replace(str(directory / "summary.json"), json.dumps(encode(summary), indent=2).encode() + b"\n")
+            complete_summary(directory)
     except LearnerError as error:
-        if error.code != "run-in-use":  # a training run writes its summary at its end
+        if error.code != "run-in-use":  # a training run completes its summary before it releases the lock
             raise
+
+
+def complete_summary(directory: Path) -> None:
+    """Add the evaluations of a run that has ended to its `summary.json`, under the lock of the directory."""
+    summary = read_summary(directory) if (directory / NAME).is_file() else None
+    if summary is None or not isinstance(summary.get("metrics"), dict):
+        return
+    metrics = summary["metrics"] | summaries(read_evaluations(directory))
+    if metrics != summary["metrics"]:
+        content = {**summary, "metrics": metrics}
+        replace(str(directory / "summary.json"), json.dumps(encode(content), indent=2).encode() + b"\n")
 
 
 def read_evaluations(directory: Path, journal: Iterable[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:

@@ -24,6 +24,8 @@ if sys.platform != "win32":
 NAME = "run.lock"
 CLOCKS = 10.0
 """Seconds by which the clocks of files and processes may differ."""
+SECONDS_OF_CLAIM = 60.0
+"""Seconds after which another process removes the claim of one that died, on a file system without locks."""
 LONGEST = 4096  # bytes of the note in a lock
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -45,8 +47,7 @@ def locked(directory: Path) -> Iterator[None]:
     descriptor = _open_locked(path)
     _locks.add(descriptor)
     try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps({"host": platform.node(), "pid": os.getpid()}).encode())
+        _write_note(descriptor)
         yield
     finally:
         with contextlib.suppress(OSError):  # the directory may be gone, or be read-only by now
@@ -162,9 +163,34 @@ def _lock(descriptor: int, path: Path) -> None:
             raise
     else:
         return
-    host, process = _holder(descriptor)
-    if process is not None and (host != platform.node() or _is_alive(process)):
-        raise _refusal(path, (host, process))
+    with _alone(path):
+        _refuse_other_content(descriptor, path)
+        host, process = _holder(descriptor)
+        if process is not None and (host != platform.node() or _is_alive(process)):
+            raise _refusal(path, (host, process))
+        _write_note(descriptor)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let only one process at a time read the note of a lock and write its own, on a file system without locks."""
+    claim = path.with_name(f"{NAME}.claim")
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - claim.stat().st_mtime > SECONDS_OF_CLAIM:
+            claim.unlink()  # of a process that died
+    try:
+        os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666))
+    except FileExistsError:
+        raise _refusal(path, ("", None)) from None
+    try:
+        yield
+    finally:
+        claim.unlink(missing_ok=True)
+
+
+def _write_note(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({"host": platform.node(), "pid": os.getpid()}).encode(), 0)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

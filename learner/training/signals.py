@@ -4,9 +4,11 @@ SIGHUP from a closed terminal acts like SIGTERM, unless `nohup` ignores it or th
 """
 
 import contextlib
+import mmap
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -17,6 +19,8 @@ TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIG
 NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
 TERMINATING = ("sigterm", "sighup")
 HANGUP = getattr(signal, "SIGHUP", None)
+SECONDS_TO_STOP = 1.0
+"""Seconds after which a forked process ends by a signal that the run has not got."""
 HANGUPS = () if HANGUP is None else (HANGUP,)
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -31,9 +35,18 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     restore one that was installed from C: there this does nothing.
 
     Handlers interrupt the main thread, so `stop` and `save` must not acquire a lock.
+
+    Forked processes inherit the handlers. A signal to such a process alone, as by `Process.terminate`, ends it.
     """
+    global _stops_at_hangup, _is_stopped
+    owner, is_stopped = os.getpid(), mmap.mmap(-1, 1)  # which forked processes share
 
     def handle_stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:
+            signal.signal(number, previous[number])
+            _end_child(number, is_stopped)
+            return
+        is_stopped[0] = 1
         # Before anything else: a second signal must end the process even if `stop` or an earlier handler hangs.
         for other in previous:
             if other == HANGUP and handlers[other] is handle_stop:
@@ -56,14 +69,27 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     previous = _replaceable(handlers)
     for number in previous:
         signal.signal(number, handlers[number])
-    global _stops_at_hangup
-    before, _stops_at_hangup = _stops_at_hangup, HANGUP in previous
+    before = _stops_at_hangup, _is_stopped
+    _stops_at_hangup, _is_stopped = HANGUP in previous, is_stopped
     try:
         yield
     finally:
-        _stops_at_hangup = before
+        _stops_at_hangup, _is_stopped = before
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _end_child(number: int, is_stopped: mmap.mmap) -> None:
+    """Send the signal again to this forked process, to its earlier handler, unless the run gets it as well: terminals
+    and schedulers send it to all processes, and the run may need this one, such as a data worker, until it stops.
+    """
+
+    def end() -> None:
+        time.sleep(SECONDS_TO_STOP)
+        if not is_stopped[0]:
+            os.kill(os.getpid(), number)
+
+    threading.Thread(target=end, name="learner-child", daemon=True).start()
 
 
 class _Remembered:
@@ -138,13 +164,15 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
                     os.write(previous, bytes([number]))
             if (number in NAMES or (number == HANGUP and _stops_at_hangup)) and not reported:
                 reported = True
+                if _is_stopped is not None:
+                    _is_stopped[0] = 1  # the handler may run much later
                 report(_name_of(number))
 
-    previous = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    previous, outer = -1, _listening
     thread = threading.Thread(target=wait, name="learner-signals", daemon=True)
     thread.start()
-    outer, _listening = _listening, True
-    try:
+    try:  # around the change as well: a second signal after it must not leave it
+        previous, _listening = signal.set_wakeup_fd(write, warn_on_full_buffer=False), True
         yield
     finally:
         _listening = outer
@@ -159,6 +187,7 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
 
 _listening = False
 _stops_at_hangup = False  # while a run handles SIGHUP
+_is_stopped: mmap.mmap | None = None  # of the active run
 
 
 def _after_fork() -> None:

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -19,8 +20,22 @@ CHUNK = 1 << 20
 LONGEST_NAME = 255  # bytes, the limit of file systems
 LONGEST_PATH = 4096 - 512  # the limit for paths, with room for the files of a checkpoint
 FULL = (errno.ENOSPC, errno.EDQUOT)
+OF_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
+"""Errors that are about the process, the machine or the network, and not about the file."""
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its other end
+
+
+def is_of_process(error: BaseException) -> bool:
+    """Return True for an error about the process or the machine, such as too many open files: the file that could not
+    be read may be intact. TensorStore's errors name the number of the system's error.
+
+    >>> is_of_process(OSError(errno.EMFILE, "Too many open files")), is_of_process(ValueError("not JSON"))
+    (True, False)
+    """
+    number = re.search(r"\[OS error (\d+)", str(error))
+    errors = getattr(error, "errno", None), int(number[1]) if number else None
+    return isinstance(error, MemoryError) or any(each in OF_PROCESS for each in errors)
 
 
 def to_disk(path: Any) -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import errno
 import hashlib
 import json
 import logging
@@ -18,7 +19,7 @@ import pytest
 from learner import TrainState
 from learner.checkpoint import CheckpointStore, Entry, Retention
 from learner.checkpoint.items import from_items, to_items
-from learner.checkpoint.manifest import MARK
+from learner.checkpoint.manifest import MARK, read_manifest
 from tests.support.codes import raises_code
 from tests.support.runs import bits, tree_of
 
@@ -490,3 +491,24 @@ def test_object_store_has_a_timeout(monkeypatch):
     CheckpointStore("gs://bucket/run").path(1)
     assert os.environ["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] == "60"
     assert os.environ["TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES"] == "100"  # the user's
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()], ids=repr)
+@pytest.mark.parametrize("reads", ["metadata", "text_of"])
+def test_error_of_the_process_is_no_damage(three, monkeypatch, error, reads):
+    """Otherwise a run would resume from an older checkpoint, and move this one away."""
+    store, step = three, 18
+
+    def fails(*args, **kw):
+        raise error
+
+    if reads == "metadata":
+        monkeypatch.setattr(store._arrays, "metadata", fails)
+        with pytest.raises(type(error)):
+            store.shapes(step, ["model"])
+    else:
+        monkeypatch.setattr(f"learner.checkpoint.store.{reads}", fails)
+        monkeypatch.setattr(f"learner.checkpoint.manifest.{reads}", fails)
+        for read in (lambda: store.progress(step, verified=False), lambda: read_manifest(store.path(step))):
+            with pytest.raises(type(error)):
+                read()

@@ -129,3 +129,20 @@ def test_members_of_a_population_are_refused(tmp_path, url):
     (tmp_path / "population.json").write_text("{}")
     with raises_code("logger-mirror-population"):
         RunMirror(url).on_event(started(tmp_path / "000"))
+
+
+@pytest.mark.filterwarnings("error::learner.util.user_warnings.LearnerWarning")
+def test_failed_copy_is_tried_again_even_if_warnings_are_errors(tmp_path, url, monkeypatch):
+    copies = []
+
+    def upload(self, directory):
+        copies.append(directory)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(RemoteRun, "upload", upload)
+    (tmp_path / "run").mkdir()
+    mirror = RunMirror(url, retries=0)
+    mirror.on_event(started(tmp_path / "run"))
+    for step in (6, 12):
+        mirror.on_event(Saved(1.0, 1, step, tmp_path / "run" / "checkpoint" / str(step), 0.1))
+    assert len(copies) == 2

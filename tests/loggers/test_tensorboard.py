@@ -221,3 +221,12 @@ def test_links_are_not_written_through(tmp_path):
     with pytest.raises(ValueError, match="symbolic link"):
         TensorBoard().on_event(started(tmp_path))
     assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_logger_may_be_used_by_a_second_run(tmp_path):
+    logger = TensorBoard(every_steps=1)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        played(logger, started(tmp_path / name), steps(1, 4.0), ended(1))
+    first, second = (scalars(tmp_path / name / "tensorboard") for name in ("first", "second"))
+    assert first == second != {}

@@ -649,3 +649,18 @@ def test_exception_in_a_terminal():
 def test_titles_precede_the_first_epoch(make, out):
     make().on_event(RunStarted(0.0, Path("runs/a"), 1, None, 45, (), 1))
     assert Screen(out.getvalue()).lines()[0] == "runs/a: 1 epoch of 45 steps, 1 parameter"
+
+
+def test_standard_output_is_restored_after_the_last_write_fails(make, out, play, monkeypatch):
+    """Such as to a terminal that was closed."""
+    monkeypatch.setattr(sys, "stdout", out)
+    renderer = make()
+    play.start(renderer)
+    assert sys.stdout is not out
+
+    def fails():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with pytest.raises(BlockingIOError):
+        renderer._area.close(fails)
+    assert sys.stdout is out

@@ -172,3 +172,32 @@ def test_run_may_save_into_its_own_directory_through_a_link(tmp_path):
     builder = quiet(tmp_path / "run").with_file_checkpointer(directory=str(tmp_path / "link" / "run"))
     build_line(builder.num_epochs(1)).fit(batches())
     assert (tmp_path / "run" / str(STEPS)).is_dir()
+
+
+def test_without_file_locks_two_runs_that_start_together_are_one(tmp_path, no_locks, monkeypatch):
+    """The second one reads the note while the first one is about to write its own."""
+    others, holder = [], lock._holder
+
+    def meanwhile(descriptor):
+        monkeypatch.setattr(lock, "_holder", holder)
+        with raises_code("run-in-use"), locked(tmp_path):
+            pass
+        others.append(descriptor)
+        return holder(descriptor)
+
+    monkeypatch.setattr(lock, "_holder", meanwhile)
+    (tmp_path / "run.lock").touch()
+    with locked(tmp_path), raises_code("run-in-use", pid=os.getpid()), locked(tmp_path):
+        pass
+    assert len(others) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_file_locks_the_claim_of_a_dead_process_expires(tmp_path, no_locks):
+    claim = tmp_path / "run.lock.claim"
+    claim.touch()
+    with raises_code("run-in-use"), locked(tmp_path):
+        pass
+    os.utime(claim, (1, 1))
+    with locked(tmp_path):
+        assert not claim.exists()

@@ -1,7 +1,9 @@
 """Tests of opening and closing a run: log, compilations and threads."""
 
+import json
 import logging
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +12,11 @@ import pytest
 
 from learner import LearnerError, RegressionOutput
 from learner.distributed.process_group import SingleProcess
-from learner.events import Compiling, Listener
+from learner.events import Compiling, Listener, ListenerThread, Message, MetricInfo
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, GradientNorm, Metric
 from learner.renderers import PlainRenderer
+from learner.runs.evaluations import record_evaluation
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training.programs.compilation import COMPILED, CompileTimes
 from learner.util import executables
@@ -327,3 +330,60 @@ def test_other_metric_states_are_refused_before_any_change(tmp_path):
     assert (tree_of(tmp_path / "run" / "checkpoint"), logs_of(tmp_path / "run")) == left
     assert not (tmp_path / "run" / "superseded").exists()
     assert build_line(builder(3).resume()).fit(batches()).stopped_by == "num_epochs"
+
+
+def test_evaluation_recorded_while_loggers_close_reaches_the_summary(tmp_path):
+    """A follower evaluates the last checkpoint as soon as the run has ended, and may not take its lock."""
+
+    class Follower(Listener):
+        def close(self):
+            info = MetricInfo("test", "Loss", "", False)
+            record_evaluation(tmp_path / "run", 1, 6, {info.key: 0.5}, [info], time.time())
+
+    build_line(quiet(tmp_path / "run").num_epochs(1).metric_loggers(Follower())).fit(batches())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["metrics"]["test/Loss"]["last"]["value"] == 0.5
+
+
+def test_listeners_are_closed_if_a_signal_interrupts_the_wait_for_one(tmp_path, monkeypatch):
+    """The wait for a logger that uploads may last minutes."""
+    ends, flush = [], ListenerThread.flush
+
+    class Slow(Listener): ...
+
+    class Other(Listener):
+        def close(self):
+            ends.append("closed")
+
+    def interrupted(thread, seconds):
+        if isinstance(thread._listener, Slow):
+            raise KeyboardInterrupt
+        return flush(thread, seconds)
+
+    monkeypatch.setattr(ListenerThread, "flush", interrupted)
+    learner = build_line(quiet(tmp_path / "run").num_epochs(1).metric_loggers(Slow(), Other()))
+    with pytest.raises(KeyboardInterrupt):
+        learner.fit(batches())
+    assert ends == ["closed"]
+
+
+@pytest.mark.filterwarnings("error::learner.util.user_warnings.LearnerWarning")
+def test_requests_are_answered_after_one_that_cannot_be_removed(tmp_path, monkeypatch):
+    """Its warning must not end the thread, even if warnings are errors."""
+    monkeypatch.setattr("learner.runs.control_files.POLL_SECONDS", 0.01)
+    warned = threading.Event()
+
+    class Messages(Listener):
+        def on_event(self, event):
+            if isinstance(event, Message) and "asks for nothing" in event.text:
+                warned.set()
+
+    def ask(info, model):
+        if info.epoch == 1:
+            (tmp_path / "run" / "stop.ask").mkdir()
+            assert warned.wait(60)
+            (tmp_path / "run" / "stop.ask").rmdir()
+            (tmp_path / "run" / "stop.ask").touch()
+
+    builder = quiet(tmp_path / "run").metric_loggers(Messages()).num_epochs(10**6).on_epoch_end(ask)
+    assert build_line(builder).fit(batches()).stopped_by == "asked by somebody"

@@ -10,6 +10,7 @@ import threading
 import optax
 import pytest
 
+from learner.training import signals
 from learner.training.feed.prefetch import Prefetcher
 from learner.training.signals import HANGUPS, dropped_signals, first_signal, of_a_command, on_signals
 from tests.support.codes import raises_code
@@ -405,3 +406,29 @@ def test_a_closed_terminal_stops_unless_it_has_a_handler(before):
         assert signal.getsignal(signal.SIGHUP) is before
     finally:
         signal.signal(signal.SIGHUP, earlier)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
+@pytest.mark.parametrize("run_gets_it", [False, True])
+def test_a_signal_ends_a_forked_process_unless_the_run_gets_it_too(monkeypatch, run_gets_it):
+    """`Process.terminate()` of a process that a data source has forked; a scheduler's signal to all processes."""
+    monkeypatch.setattr(signals, "SECONDS_TO_STOP", 0.2)
+    signal.signal(TERM, signal.SIG_DFL)
+    requests, (read, write) = [], os.pipe()
+    with on_signals(requests.append, lambda: None):
+        child = os.fork()
+        if child == 0:
+            try:
+                send(TERM)
+                os.write(write, b"sent")
+                (waiting,) = (thread for thread in threading.enumerate() if thread.name == "learner-child")
+                waiting.join(30)
+            finally:
+                os._exit(7)
+        assert os.read(read, 4) == b"sent"
+        if run_gets_it:
+            send(TERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (7 if run_gets_it else -TERM)
+    assert requests == ["sigterm"] * run_gets_it
+    os.close(read)
+    os.close(write)

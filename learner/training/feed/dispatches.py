@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -184,7 +185,8 @@ class Feeder:
     def _prefetched(
         self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool], state: Any
     ) -> Iterator[Dispatch]:
-        return Prefetcher(self._streamed(epoch, batch, step, last, state), stopped=stopped)
+        closed = threading.Event()
+        return Prefetcher(self._streamed(epoch, batch, step, last, state, closed), stopped=stopped, closed=closed)
 
     def _epoch_by_epoch(
         self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool], state: Any
@@ -273,12 +275,16 @@ class Feeder:
 
     # -- data that streams ---------------------------------------------------------------------------------------------
 
-    def _streamed(self, epoch: int, batch: int, step: int, last: int | None, state: Any) -> Iterator[list[Dispatch]]:
+    def _streamed(
+        self, epoch: int, batch: int, step: int, last: int | None, state: Any, closed: threading.Event
+    ) -> Iterator[list[Dispatch]]:
         """Yield the dispatches of one buffer at a time, so that prefetching counts buffers, not dispatches."""
         pending: list[MicroBatchGroup] = []
         room = 1
         with contextlib.closing(self._grouper.groups(epoch, batch, state, last)) as groups:  # type: ignore[type-var]
             for group in groups:
+                if closed.is_set():
+                    return  # a buffer may have many batches, and each may take long
                 if self._processes is not None:
                     # A validation is always epoch 1 of its feeder; training opens its data once.
                     batch += len(group.micro_batches)

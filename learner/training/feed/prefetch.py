@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from learner.util.device_threads import with_precision
+from learner.util.device_threads import device_thread
 
 DEPTH = 2  # queued lists
 IN_MEMORY = DEPTH + 2  # with the list in preparation, and the one in use
@@ -21,14 +21,22 @@ class Prefetcher(Iterator[Any]):
       lists: the iterator; only the thread uses it until `close`.
       depth: the maximum number of queued lists.
       stopped: polled while waiting; once it returns True, iteration ends.
+      closed: set by `close`, for an iterator that can end within a list.
     """
 
-    def __init__(self, lists: Iterator[list[Any]], depth: int = DEPTH, stopped: Callable[[], bool] = lambda: False):
+    def __init__(
+        self,
+        lists: Iterator[list[Any]],
+        depth: int = DEPTH,
+        stopped: Callable[[], bool] = lambda: False,
+        closed: threading.Event | None = None,
+    ):
         self._lists, self._stopped = lists, stopped
         self._ready: collections.deque[Any] = collections.deque()
         self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=with_precision(self._work), name="learner-data", daemon=True)
+        self._closed = threading.Event() if closed is None else closed
+        # The user's code may compute with JAX, and placing a batch does.
+        self._thread = device_thread(self._work, "learner-data")
         self._thread.start()
 
     def _work(self) -> None:

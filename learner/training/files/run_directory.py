@@ -12,6 +12,7 @@ from learner.checkpoint.store import ATTEMPTS, CheckpointStore, Entry, read_whil
 from learner.distributed.process_group import ProcessGroup, SingleProcess
 from learner.errors import LearnerError
 from learner.runs import control_files
+from learner.runs.evaluations import complete_summary
 from learner.runs.file_names import file_name
 from learner.runs.lock import locked
 from learner.runs.population import read_members, write_members
@@ -86,6 +87,10 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
             make_directory(place)
             locks.enter_context(locked(place))
         yield
+        if processes.index == 0:
+            for path in _directories(options):
+                # Evaluations that were recorded while the loggers closed: the summary was written, the lock held.
+                complete_summary(path)
 
 
 def _checkpoints_elsewhere(options: Options) -> Path | None:

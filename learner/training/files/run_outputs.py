@@ -162,10 +162,22 @@ def _close(listeners: list[ListenerThread], seconds: float | None) -> None:
         until = began + (listener.seconds_to_close if seconds is None else seconds)
         return max(1.0, until - time.monotonic())
 
+    try:
+        _close_each(listeners, left, abandons=seconds is not None)
+    except BaseException:
+        # A signal: the others must not lose their last events because one of them hangs.
+        for listener in listeners:
+            listener.end()
+        for listener in reversed(listeners):
+            listener.close(1.0)
+        raise
+
+
+def _close_each(listeners: list[ListenerThread], left: Callable[[ListenerThread], float], abandons: bool) -> None:
     # Before any of them is ended: the warning about a listener that fails now is an event for all others.
     hanging = [listener for listener in listeners if not listener.flush(left(listener))]
     # All of them before the first wait, so that they close in parallel.
     for listener in listeners[1:]:
         listener.end()
     for listener in reversed(listeners):
-        listener.close(0.0 if listener in hanging and seconds is not None else left(listener))
+        listener.close(0.0 if listener in hanging and abandons else left(listener))

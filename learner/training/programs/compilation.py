@@ -129,10 +129,10 @@ def _configured(directory: str) -> Iterator[dict[str, Any]]:
         "jax_persistent_cache_min_entry_size_bytes": 0,
     }
     before = {name: jax.config.values[name] for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    reset_cache()
-    try:
+    try:  # around the changes as well: a signal between two of them must not leave one
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        reset_cache()
         yield settings
     finally:
         for name, value in settings.items():

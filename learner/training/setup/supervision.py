@@ -14,7 +14,7 @@ def start_supervision(run: Run, outputs: Outputs, first: bool, threads: contextl
     """Start the threads, which `threads` closes. `first`: True in the first process, whose directory users see."""
     options = run.options
     if first:
-        poller = ControlFilePoller(options.directory, lambda what, who: _answer(run, what, who), run.warn)
+        poller = ControlFilePoller(options.directory, lambda what, who: _answer(run, what, who), outputs.report_problem)
         # Before the start, so that nothing can fail in between: closing a thread that was not started does nothing.
         threads.callback(poller.close)
         poller.start()

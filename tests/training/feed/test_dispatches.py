@@ -585,6 +585,28 @@ def test_closing_a_stream_closes_the_users_generator():
     assert closed.wait(WAIT)
 
 
+def test_closing_waits_for_one_batch_rather_than_a_whole_buffer():
+    """With a batch that takes seconds, an ended run would wait for all batches of a buffer."""
+    reads, reached, released = [], threading.Event(), threading.Event()
+
+    def loader():
+        for number in range(64):
+            reads.append(number)
+            if number == 2:
+                reached.set()
+                assert released.wait(WAIT)
+            yield rows_in_batches(4)[0]
+
+    dispatches = feeder_of(loader, plan_of(buffer=32)).open(1, 0, 0, 1)
+    assert reached.wait(WAIT)
+    closing = threading.Thread(target=dispatches.close)
+    closing.start()
+    assert dispatches._closed.wait(WAIT)
+    released.set()
+    closing.join(WAIT)
+    assert reads == [0, 1, 2]
+
+
 def test_after_the_end_of_one_stream_another_can_be_opened():
     feeder = feeder_of(rows_in_batches(4, 4), plan_of())
     assert [len(taken(feeder)) for _ in range(3)] == [1, 1, 1]
