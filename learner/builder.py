@@ -16,9 +16,11 @@ from learner.checkpoint.retention import CheckpointOptions
 from learner.errors import LearnerError, Problem, one_error
 from learner.events import Listener
 from learner.learner import Learner
+from learner.loggers.base import refuse_idle
 from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.metrics.base import MetricBase
 from learner.metrics.losses import Loss
+from learner.metrics.metric_checks import check_metric, check_numeric, splits_of
 from learner.metrics.monitor import Monitor
 from learner.models.matching import Match, matcher
 from learner.records.fitting import refuse_malformed
@@ -106,27 +108,25 @@ class LearnerBuilder:
     def metrics(self, *metrics: MetricBase) -> Self:
         """Register metrics for training and validation. `Loss` is always included."""
         for metric in metrics:
-            if "train" in _metric(metric).splits:
-                self.metric_train(metric)
-            if "valid" in metric.splits:
-                self.metric_valid(metric)
+            for kind in splits_of(check_metric(metric)):
+                self._add(kind, metric)
         return self
 
     def metric_train(self, *metrics: MetricBase) -> Self:
         """Register metrics for the train split. Numbers are plotted, and texts are logged."""
-        return self._add("train", *map(_metric, metrics))
+        return self._add("train", *map(check_metric, metrics))
 
     def metric_valid(self, *metrics: MetricBase) -> Self:
         """Register metrics for the validation splits; see `metric_train`."""
-        return self._add("valid", *map(_metric, metrics))
+        return self._add("valid", *map(check_metric, metrics))
 
     def metric_train_numeric(self, *metrics: MetricBase) -> Self:
         """Register metrics like `metric_train`, but raise if one has text values, which cannot be plotted."""
-        return self._add("train", *map(_numeric, metrics))
+        return self._add("train", *map(check_numeric, metrics))
 
     def metric_valid_numeric(self, *metrics: MetricBase) -> Self:
         """Register metrics like `metric_valid`, but raise if one has text values, which cannot be plotted."""
-        return self._add("valid", *map(_numeric, metrics))
+        return self._add("valid", *map(check_numeric, metrics))
 
     def _set(self, **changes: Any) -> Self:
         self._options = dataclasses.replace(self._options, **changes)
@@ -135,10 +135,18 @@ class LearnerBuilder:
     def _add(self, kind: str, *metrics: MetricBase) -> Self:
         for metric in metrics:
             before = self._options.train_metrics if kind == "train" else self._options.valid_metrics
-            if kind not in metric.splits:
+            if kind not in splits_of(metric):
                 raise LearnerError(
-                    f"the metric {metric.name} has no meaning in the {kind} split, only in {', '.join(metric.splits)}",
+                    f"the metric {metric.name} has no meaning in the {kind} split, only in "
+                    f"{', '.join(splits_of(metric))}",
                     code="metric-wrong-split",
+                    kind=kind,
+                )
+            if metric.name == "Loss" and not isinstance(metric, Loss):
+                raise LearnerError(
+                    f"the metric {type(metric).__name__} is named 'Loss', like the loss itself, which every run has; "
+                    "give it a different name",
+                    code="metric-name-twice",
                     kind=kind,
                 )
             if any(m.name == metric.name for m in before):
@@ -177,6 +185,7 @@ class LearnerBuilder:
                     "MemoryLogger()",
                     code="logger-not-listener",
                 )
+            refuse_idle(logger, "logger")
             own = logger.file if isinstance(logger, ExactlyOnceLogger) else None
             if own and any(
                 isinstance(other, ExactlyOnceLogger) and other.file == own for other in self._options.loggers
@@ -198,6 +207,8 @@ class LearnerBuilder:
                 f"the renderer is {renderer!r}; it needs a Listener, such as PlainRenderer(), or None",
                 code="renderer-not-listener",
             )
+        if renderer is not None:
+            refuse_idle(renderer, "renderer")
         return self._set(renderer=renderer)
 
     def application_logger(self, logger: logging.Logger | bool | None) -> Self:
@@ -999,29 +1010,3 @@ def _hook(name: str, fn: Any) -> Callable[..., Any]:
         ) from None
     hook: Callable[..., Any] = fn
     return hook
-
-
-def _metric(metric: Any) -> MetricBase:
-    if isinstance(metric, type) and issubclass(metric, MetricBase):
-        raise LearnerError(
-            f"the metric {metric.__name__} is a class; pass an instance, {metric.__name__}()",
-            code="metric-not-instance",
-        )
-    if not isinstance(metric, MetricBase):
-        raise LearnerError(
-            f"a metric is {metric!r}; it needs an instance of learner.metrics.Metric", code="metric-type"
-        )
-    if not metric.name:
-        raise LearnerError(
-            f"the metric {type(metric).__name__} has no name; set the attribute `name`", code="metric-unnamed"
-        )
-    return metric
-
-
-def _numeric(metric: Any) -> MetricBase:
-    if not _metric(metric).numeric:
-        raise LearnerError(
-            f"the metric {metric.name} gives a text, not a number; register it with metric_train or metric_valid",
-            code="metric-text-not-number",
-        )
-    return _metric(metric)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from learner.training.passes import MetricValues
 from learner.training.population_result import finished_result, run_result
 from learner.training.preflight import preflight
 from learner.training.pure_steps import PureSteps
-from learner.training.result import LearningResult
+from learner.training.result import LearningResult, ModelT
 from learner.training.run import Run
 from learner.training.session import open_run
 from learner.training.setup.preparation import prepare_programs
@@ -53,7 +53,6 @@ if TYPE_CHECKING:  # rarely used modules are imported on use, as `import learner
     from learner.diagnostics.sharding_report import ShardingReport
 
 PyTree = Any
-ModelT = TypeVar("ModelT")
 
 
 def loop(run: Run) -> str:
@@ -68,7 +67,7 @@ def loop(run: Run) -> str:
             run.end_step(ends_epoch=dispatch.ends_epoch)
             run.save_if_due()
     finally:
-        dispatches.close()  # type: ignore[attr-defined]
+        dispatches.close()
     reason = reason or run.stop_reason() or "num_epochs"
     return run.finish(reason)
 
@@ -214,12 +213,22 @@ class Learner(Generic[ModelT]):
                         open_run(plan, prepared, checkpoint, state, _announce_overview) as run,
                         self._evaluator.training(run.runner, plan.inputs),
                     ):
-                        run.stop.finish(self.loop(run))
+                        run.stop.finish(self._reason(run))
             # Checked after the run is closed, as SIGTERM may arrive during the last save.
             if run.stop.ended_by not in TERMINATING or options.on_sigterm != "exit":
                 return run_result(definition, run)
         # Outside of the block, which would report the exit to the other processes as a failure.
         sys.exit(TERMINATED)
+
+    def _reason(self, run: Run) -> str:
+        """Train, and return the reason why the run ended."""
+        reason: object = self.loop(run)
+        if not isinstance(reason, str):
+            raise LearnerError(
+                f"{type(self).__name__}.loop returned {type(reason).__name__}; it needs to return run.finish(reason)",
+                code="learner-loop-result",
+            )
+        return reason
 
     def _fit_wave(self, definition: TrainingDefinition, train: Any, valid: Any) -> LearningResult[ModelT]:
         """Train some members of a population. This learner counts as fitted once one of its waves does."""

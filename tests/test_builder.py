@@ -26,7 +26,8 @@ from learner import (
     Policy,
     ReduceOnPlateau,
 )
-from learner.loggers import MemoryLogger
+from learner.events import Listener
+from learner.loggers import MemoryLogger, MetricLogger
 from learner.metrics import Accuracy, CollectingMetric, LearningRate, Loss, Metric, TopKAccuracy
 from learner.optimizers import AdamW
 from learner.records import CompactRecorder
@@ -128,6 +129,14 @@ OPTIONS = {
     "every": [(3, hook)],
     "learner_class": [(Learner,), (type("Own", (Learner,), {}),)],
 }
+
+
+def attributes(**own):
+    metric = Accuracy()
+    vars(metric).update(own)
+    return metric
+
+
 NO_COUNT = [0, -1, 1.5, "3", None, True]
 
 
@@ -187,7 +196,17 @@ REFUSED = [
     is_refused("metrics", "metric-not-instance", Accuracy),
     is_refused("metrics", "metric-type", "Accuracy"),
     is_refused("metrics", "metric-name-twice", Accuracy(), Accuracy()),
+    is_refused("metrics", "metric-name-twice", attributes(name="Loss")),
     is_refused("metrics", "metric-unnamed", Nameless()),
+    is_refused("metrics", "metric-unnamed", attributes(name=3)),
+    *(is_refused("metrics", "metric-direction", attributes(higher_is_better=value)) for value in ("min", 1)),
+    is_refused("metrics", "metric-fields-type", attributes(fields="logits")),
+    is_refused("metric_valid", "metric-wrong-split", attributes(per_step=True)),
+    is_refused("metric_loggers", "listener-idle", Listener()),
+    is_refused("metric_loggers", "listener-idle", type("Misspelled", (MetricLogger,), {"logs": print})()),
+    is_refused("metric_loggers", "data-number-value", type("Own", (MetricLogger,), {"log": print, "every_steps": 0})()),
+    is_refused("metric_loggers", "listener-monitors-type", type("Own", (MemoryLogger,), {"monitors": "valid/Loss"})()),
+    is_refused("renderer", "listener-idle", Listener()),
     is_refused("metrics", "run-metric-name-unusable", Slashed()),
     is_refused("metrics", "run-metric-file-shared", TopKAccuracy(5), Loose()),
     is_refused("metric_valid", "metric-wrong-split", LearningRate()),

@@ -489,6 +489,15 @@ def test_learner_with_a_custom_loop(tmp_path):
     assert norms[-1] == pytest.approx(float(np.abs(plain.model["w"]).sum()), rel=1e-6)
 
 
+def test_loop_without_a_result_is_an_error(tmp_path):
+    class Forgets(Thoughtful):
+        def loop(self, run):
+            super().loop(run)
+
+    with raises_code("learner-loop-result"):
+        build_line(quiet(tmp_path / "run").num_epochs(1).learner_class(Forgets)).fit(batches())
+
+
 def test_the_repr_of_a_learner_is_short(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     assert repr(learner) == f"Learner(dict, 4 parameters, {str(tmp_path / 'run')!r})"

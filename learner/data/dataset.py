@@ -324,6 +324,12 @@ class View(Dataset):
             error.add_note(f"while calling {self._call.removeprefix('.')}{self._location()}")
             raise
 
+    def _own(self, item: Any) -> Any:
+        """Return an item that a user's function may change in place. Items may be rows of the data itself, which would
+        then differ in each epoch.
+        """
+        return item if getattr(self._inner[0], "_makes_items", False) else _copied(item)
+
     def _location(self) -> str:
         return f" ({self.place})" if self.place else ""
 
@@ -332,6 +338,17 @@ class View(Dataset):
 
     def __repr__(self) -> str:
         return f"{self._chain()}: {len(self)} items"
+
+
+def _copied(item: Any) -> Any:
+    """Return a copy of a dict, list, tuple or array, with all such parts. Arrays that refuse writes are not copied, as
+    rows of a file may be much larger than the part that is used.
+    """
+    if type(item) is np.ndarray:
+        return item.copy() if item.flags.writeable else item
+    if type(item) is dict:
+        return {key: _copied(value) for key, value in item.items()}
+    return type(item)(map(_copied, item)) if type(item) in (list, tuple) else item
 
 
 class SequenceView(View):
@@ -351,7 +368,7 @@ class Mapped(View):
         self._fn = fn
 
     def _item(self, number: int, epoch: int) -> Any:
-        return self._apply(self._fn, read_item(self._inner[0], number, epoch))
+        return self._apply(self._fn, self._own(read_item(self._inner[0], number, epoch)))
 
 
 class Augmented(View):
@@ -368,7 +385,7 @@ class Augmented(View):
     def _item(self, number: int, epoch: int) -> Any:
         item = read_item(self._inner[0], number, epoch)
         with self._streams.at(epoch, number) as rng:
-            return self._apply(self._fn, item, rng)
+            return self._apply(self._fn, self._own(item), rng)
 
 
 class Selected(View):

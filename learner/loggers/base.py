@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from learner.errors import one_error
+from learner.errors import LearnerError, one_error
 from learner.events import (
     Event,
     Listener,
@@ -14,6 +14,7 @@ from learner.events import (
     SplitEnded,
     StepsEnded,
 )
+from learner.util.number_checks import check_int
 
 EVERY = 10  # steps, for loggers that write lines: a step costs a few microseconds
 EVERY_DEAR = 50  # for loggers to which a step costs more
@@ -55,6 +56,30 @@ class MetricLogger(Listener):
             for name, column in event.values.items():
                 for step, number in zip(steps, column[due].tolist(), strict=True):
                     self.log_step(event.split, name, number, event.epoch, step)
+
+
+def refuse_idle(listener: Listener, what: str) -> None:
+    """Raise `LearnerError` for a listener that overrides no method, perhaps because of a misspelled name."""
+    kind = type(listener)
+    methods = ("log", "log_step") if isinstance(listener, MetricLogger) else ("on_event",)
+    base = MetricLogger if isinstance(listener, MetricLogger) else Listener
+    if all(getattr(kind, name) is getattr(base, name) for name in (*methods, "on_event", "close")):
+        raise LearnerError(
+            f"the {what} {kind.__name__} does nothing: it overrides none of {', '.join(methods)}",
+            code="listener-idle",
+            name=kind.__name__,
+        )
+    if isinstance(listener, MetricLogger):
+        for name in ("every_steps", "every_epochs"):
+            if not (name == "every_steps" and listener.every_steps is None):
+                check_int(f"{name} of {kind.__name__}", getattr(listener, name), least=1)
+    if isinstance(listener.monitors, str):
+        raise LearnerError(
+            f"monitors of {kind.__name__} is the text {listener.monitors!r}; it needs a tuple: "
+            f"({listener.monitors!r},)",
+            code="listener-monitors-type",
+            name=kind.__name__,
+        )
 
 
 class RunLogger(Listener):

@@ -71,7 +71,7 @@ class Adapted(Metric):
             )
         self._arguments, self._take = arguments, take
         needed = tuple(dict.fromkeys(field for field in arguments.values() if field not in OPTIONAL))
-        vars(self).update(higher_is_better=higher_is_better, unit=unit, fields=needed)
+        self.higher_is_better, self.unit, self.fields = higher_is_better, unit, needed
 
     @property
     def masked(self) -> bool:

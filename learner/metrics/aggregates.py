@@ -82,16 +82,12 @@ class Aggregate(Metric):
             )
         self._metrics, self._function = dict(metrics), function
         parts = list(metrics.values())
-        vars(self).update(
-            higher_is_better=higher_is_better,
-            unit=unit,
-            description=f"of {', '.join(part.name for part in parts)}",
-            fields=tuple(dict.fromkeys(field for part in parts for field in part.fields)),
-            requires=tuple(dict.fromkeys(what for part in parts for what in part.requires)),
-            splits=tuple(s for s in ("train", "valid") if all(s in part.splits for part in parts)),
-            per_step=parts[0].per_step,
-            inner=tuple(parts),
-        )
+        self.higher_is_better, self.unit, self.per_step = higher_is_better, unit, parts[0].per_step
+        self.description = f"of {', '.join(part.name for part in parts)}"
+        self.fields = tuple(dict.fromkeys(field for part in parts for field in part.fields))
+        self.requires = tuple(dict.fromkeys(what for part in parts for what in part.requires))
+        self.splits = tuple(s for s in ("train", "valid") if all(s in part.splits for part in parts))
+        self.inner = tuple(parts)
 
     def init(self) -> dict[str, Any]:
         """Return the states of no rows."""

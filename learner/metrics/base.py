@@ -31,7 +31,7 @@ A custom metric takes ten lines:
 import abc
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -84,13 +84,13 @@ class MetricBase:
     """
 
     name: str = ""
-    higher_is_better: ClassVar[bool | None] = None
-    unit: ClassVar[str] = ""
-    description: ClassVar[str] = ""
+    higher_is_better: bool | None = None
+    unit: str = ""
+    description: str = ""
     numeric: bool = True
-    splits: ClassVar[tuple[str, ...]] = ("train", "valid")
-    undefined: ClassVar[str] = "nothing that it counts was there"
-    inner: ClassVar[tuple["MetricBase", ...]] = ()
+    splits: tuple[str, ...] = ("train", "valid")
+    undefined: str = "nothing that it counts was there"
+    inner: tuple["MetricBase", ...] = ()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -127,9 +127,9 @@ class Metric(MetricBase, abc.ABC):
         `param_norm`.
     """
 
-    fields: ClassVar[tuple[str, ...]] = ()
-    per_step: ClassVar[bool] = False
-    requires: ClassVar[tuple[str, ...]] = ()
+    fields: tuple[str, ...] = ()
+    per_step: bool = False
+    requires: tuple[str, ...] = ()
 
     @property
     def state_key(self) -> Hashable:
@@ -166,7 +166,7 @@ class CollectingMetric(MetricBase, abc.ABC):
         collect the lengths, too.
     """
 
-    fields: ClassVar[tuple[str, ...]] = ()
+    fields: tuple[str, ...] = ()
     pads_rows: bool = False
 
     @abc.abstractmethod

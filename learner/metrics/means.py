@@ -73,7 +73,7 @@ class FieldMean(MeanMetric):
                 code="metric-field-name",
             )
         self.name = field if name is None else name
-        vars(self).update(fields=(field,), higher_is_better=higher_is_better)
+        self.fields, self.higher_is_better = (field,), higher_is_better
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add the field of a batch."""

@@ -72,8 +72,8 @@ class OnText(CollectingMetric):
                 code="metric-units-unknown",
                 units=units,
             )
-        own = {name: getattr(metric, name) for name in ("higher_is_better", "unit", "description", "undefined")}
-        vars(self).update(own)
+        self.higher_is_better, self.unit = metric.higher_is_better, metric.unit
+        self.description, self.undefined = metric.description, metric.undefined
         self.name = f"{metric.name} on Text" + ("" if units == metric.units else f" by {units}")
         self._ends, self._decode, self._units = ends, decode, UNITS[units]
         self._metric = copy.copy(metric)

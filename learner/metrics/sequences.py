@@ -132,7 +132,7 @@ class BitsPerCharacter(MeanMetric):
                 code="metric-field-name",
             )
         self._characters = characters
-        vars(self)["fields"] = ("loss",) if characters is None else ("loss", characters)
+        self.fields = ("loss",) if characters is None else ("loss", characters)
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: its `loss` (the mean cross-entropy in nats) with `info.weight`."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import jax
 
@@ -21,7 +21,14 @@ from learner.training.setup.dispatch_plan import make_runner
 from learner.util.fragments import fragment, paragraph
 from learner.util.user_warnings import warn
 
-ModelT = TypeVar("ModelT")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    ModelT = TypeVar("ModelT", default=Any)  # `Learner` alone, such as a base class, is one of any model
+else:
+    from typing import TypeVar
+
+    ModelT = TypeVar("ModelT")
 
 
 @dataclasses.dataclass(frozen=True)

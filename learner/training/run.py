@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from learner.errors import NonFiniteError
@@ -65,7 +65,7 @@ class Run(ThreadOwned):
 
     # -- training ------------------------------------------------------------------------------------------------------
 
-    def dispatches(self) -> Iterator[Dispatch]:
+    def dispatches(self) -> Generator[Dispatch, None, None]:
         """Return the remaining dispatches of the run, from its position on."""
         p, last = self.position, self.options.num_epochs
         requested = lambda: self.stop.stop_requested  # noqa: E731

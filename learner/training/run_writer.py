@@ -35,9 +35,17 @@ SPLITS = ("train", "valid", "custom")
 class Described(Protocol):
     """A metric of `learner.metrics`, or anything else that describes one."""
 
-    name: str
-    unit: str
-    higher_is_better: bool | None
+    @property
+    def name(self) -> str:
+        """The name, without the split."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of the values, or empty."""
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """The direction, if it has one."""
 
 
 class RunWriter:

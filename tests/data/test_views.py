@@ -314,3 +314,22 @@ def test_failing_item_is_named_by_its_row():
         with pytest.raises(OSError, match="no such file") as raised:
             list(data)
         assert "while reading item 7 of" in "\n".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("source", ["list", "arrays"])
+@pytest.mark.parametrize("call", ["map", "augment"])
+def test_functions_that_change_items_in_place_do_not_change_the_data(source, call):
+    """Otherwise the numbers would differ in each epoch, and in a run that resumes."""
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    data = ArrayDataset({"x": rows.copy()}) if source == "arrays" else view([{"x": row} for row in rows.copy()])
+
+    def doubled(item, rng=None):
+        item["x"] *= 2
+        item["new"] = item["x"].sum()
+        return item
+
+    changed = getattr(data, call)(doubled)
+    for _ in range(2):
+        np.testing.assert_array_equal([item["x"] for item in changed], 2 * rows)
+    assert [sorted(item) for item in data] == [["x"]] * 3
+    np.testing.assert_array_equal([item["x"] for item in data], rows)

@@ -171,7 +171,9 @@ def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
 def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState) -> list[str]:
     problems: list[str] = []
     weight, known = jnp.asarray(weight_of(output, rows_of(batch)), jnp.float32), state.lr_scale
-    info = Info(state.step, weight, known, known, **dict.fromkeys(measure.requires, known))
+    of_step = Info(state.step, weight, known, known, **dict.fromkeys(measure.requires, known))
+    # As the programs pass it: the norms are known after all micro-batches, and a validation has no learning rate.
+    of_batch = Info(state.step, weight, None if name == "valid_step" else known)
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
     states: dict[int | None, PyTree] = {}  # by index: metrics may share one, which is traced once
     for metric, index in zip(metrics, (*measure.state_of, *[None] * len(measure.collecting)), strict=True):
@@ -188,7 +190,8 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
             )
             continue
         try:
-            problems.extend(_tried(metric, output, info, states, index))
+            info = of_step if getattr(metric, "per_step", False) else of_batch
+            problems.extend(_tried(metric, output, info, rows_of(batch), states, index))
         except Exception as error:
             text = f"the metric {metric.name} cannot be computed from {name}'s output: {explained(error)}"
             code = error.code if isinstance(error, LearnerError) and error.code != "user" else "metric-fails"
@@ -206,14 +209,28 @@ def _field(output: Any, name: str) -> Any:
 
 
 def _tried(
-    metric: Metric | CollectingMetric, output: Any, info: Info, states: dict[int | None, PyTree], index: int | None
+    metric: Metric | CollectingMetric,
+    output: Any,
+    info: Info,
+    rows: int,
+    states: dict[int | None, PyTree],
+    index: int | None,
 ) -> list[str]:
-    """Return the problems of a metric. `states`: the states after this output of metrics that were tried before, by
-    `index`.
+    """Return the problems of a metric for a batch of `rows`. `states`: the states after this output of metrics that
+    were tried before, by `index`.
     """
     if isinstance(metric, CollectingMetric):
-        metric.collect(output)
-        return []
+        shapes = {path: jnp.shape(leaf) for path, leaf in named_leaves(metric.collect(output)).items()}
+        return [
+            Problem(
+                f"collect of the metric {metric.name} returned {path or 'an array'} {list(shape)} for a batch of "
+                f"{rows} rows; it needs one entry for each row, [{rows}, ...]",
+                code="metric-collect-rows",
+                name=metric.name,
+            )
+            for path, shape in shapes.items()
+            if shape[:1] != (rows,)
+        ]
     if index not in states:
         first = jax.tree.map(jnp.asarray, metric.init())
         state = metric.update(first, None if metric.per_step else output, info)
@@ -238,6 +255,14 @@ def _tried(
                 ]
         states[index] = state
     value = metric.compute(states[index])
+    if value is None:
+        return [
+            Problem(
+                f"compute of the metric {metric.name} returned nothing (None); it needs to return the value",
+                code="metric-value-shape",
+                name=metric.name,
+            )
+        ]
     if metric.numeric and jnp.shape(value) != ():
         return [
             Problem(

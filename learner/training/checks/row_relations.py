@@ -185,7 +185,7 @@ def is_sum(one: Any, other: Any) -> bool:
 
 def _sums_rows(one: Any, other: Any) -> bool:
     """Return True if an equation sums over rows, so that only its inputs have other shapes in the other program."""
-    needed = set(one.outvars[:1])
+    needed = {x for x in one.outvars[:1] if not hasattr(x, "val")}  # a literal needs no equation
     for a, b, inner in reversed(list(_paired(one, other))):
         if needed.isdisjoint(a.outvars):
             continue  # only for outputs other than the loss

@@ -46,6 +46,7 @@ class HostMetrics(ThreadOwned):
     ):
         self._metrics, self.rows, self._warn = metrics, rows, warn
         self.arrays: Arrays = {}
+        self._without_value: set[str] = set()  # names of metrics that returned None
         self._reported = _undefined_in(history)  # names of metrics that were reported as undefined
 
     def update(self, read: StepsRead, numbers: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -91,6 +92,8 @@ class HostMetrics(ThreadOwned):
                 assert isinstance(metric, HostMetric)
                 value = metric.compute()
                 metric.reset()
+            if value is None:
+                self._without_value.add(metric.name)
             values[metric.name] = _checked_number(metric.name, value) if metric.numeric else metric.text(value)
             if not metric.numeric:
                 self.arrays[f"{finished.split}/{metric.name}"] = functools.partial(metric.arrays, value)
@@ -132,9 +135,11 @@ class HostMetrics(ThreadOwned):
             if has_skips and getattr(metric, "per_step", False):
                 continue
             self._reported.add(metric.name)
+            has_reason = metric.name not in self._without_value or metric.undefined != MetricBase.undefined
+            reason = metric.undefined if has_reason else "its compute returned nothing (None)"
             self._warn(
                 f"{finished.split}/{metric.name} of epoch {finished.epoch} is not defined (NaN), which is said once: "
-                f"{metric.undefined}"
+                f"{reason}"
             )
 
 

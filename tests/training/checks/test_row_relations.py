@@ -294,3 +294,9 @@ def test_sharded_equals_one_device_and_replicated_warns(tmp_path):
     assert quiet == also_quiet == []
     assert len(warnings) == 1
     assert "WARNING" in warnings[0]
+
+
+@pytest.mark.parametrize("loss", [1.0, np.float32(1)])
+def test_a_constant_loss_is_no_sum(loss):
+    step, state = step_of(lambda model, batch: {"loss": loss}, accumulate=2)
+    assert warnings_of_parts(step, state, BATCH, SingleDevice()) == []

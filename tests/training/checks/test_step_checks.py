@@ -660,6 +660,11 @@ class Forgets(Counting):
         pass
 
 
+class Nothing(Counting):
+    def compute(self, state):
+        pass
+
+
 class CollectsLengths(CollectingMetric):
     name, fields = "Collects", ("lengths",)
 
@@ -670,6 +675,13 @@ class CollectsLengths(CollectingMetric):
         return 0.0
 
 
+class CollectsMean(CollectsLengths):
+    fields = ("logits",)
+
+    def collect(self, output):
+        return output.logits.mean()
+
+
 class CannotCollect(CollectingMetric):
     name = "Collects"
 
@@ -678,6 +690,17 @@ class CannotCollect(CollectingMetric):
 
     def compute(self, rows):
         return 0.0
+
+
+class OfTheRate(Counting):
+    def update(self, state, output, info):
+        return state + info.learning_rate
+
+
+def test_a_validation_has_no_learning_rate():
+    assert checked(classify, OfTheRate()) == ([], False)
+    (problem,) = checked_valid(classify, OfTheRate())
+    assert "the metric Counting cannot be computed from valid_step's output" in problem
 
 
 @pytest.mark.parametrize("metric", [Counting(), Vector(), OfTheStep()])
@@ -696,6 +719,11 @@ def test_valid_metrics_have_no_problems(metric):
         (WidensInUpdate(), "update of the metric Counting changed its state from ['float32[]'] to ['float32[2]']"),
         (RetypesInMerge(), "merge of the metric Counting changed its state from ['float32[]'] to ['int32[]']"),
         (Forgets(), "update of the metric Counting returned nothing (None)"),
+        (Nothing(), "compute of the metric Counting returned nothing (None)"),
+        (
+            CollectsMean(),
+            "collect of the metric Collects returned an array [] for a batch of 4 rows",
+        ),
         (GivesTwo(), "the metric Counting gives [2] numbers; one that is numeric gives a scalar"),
         (TopKAccuracy(5), "Top-5 Accuracy"),
     ],

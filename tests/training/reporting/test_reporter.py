@@ -970,3 +970,18 @@ def test_metrics_of_skipped_steps_are_not_reported(start):
     assert reported == []
     put_all(worker, SplitFinished("train", 2, 2, None, values))
     assert len(reported) == 1
+
+
+class Forgets(Loss):
+    name = "Forgets"
+
+
+def test_a_value_that_is_missing_is_reported_as_such(start):
+    reported = []
+    put_all(
+        start(Loss(), Forgets(), warn=reported.append),
+        SplitFinished("valid", 1, 1, None, {"Loss": jnp.float32(0.5), "Forgets": None}),
+    )
+    assert reported == [
+        "valid/Forgets of epoch 1 is not defined (NaN), which is said once: its compute returned nothing (None)"
+    ]
