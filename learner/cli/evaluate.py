@@ -29,12 +29,14 @@ from learner.training.files.directory import holds_run
 from learner.training.follow import follow
 from learner.training.passes import MetricValues
 from learner.util.json_values import encode
-from learner.util.text import aligned, printable
+from learner.util.text import aligned, join_names, printable
 
 EVALUATE = """\
 Prints the metrics of the newest checkpoint of the run in DIR on its validation data. With --split=test --data=FILE, it
 evaluates the best checkpoint and writes the values into the run, where compare and report show them."""
-PREDICT = "Writes the outputs of the valid step of the newest checkpoint in DIR, row by row, to an .npz file."
+PREDICT = """\
+Writes the outputs of the predict step of the newest checkpoint in DIR, row by row, to an .npz file. Without a predict
+step, they are those of the valid step."""
 KEYS = """\
 keys of the config:
   --checkpoint=best       use the best checkpoint instead, or that of an epoch
@@ -146,11 +148,12 @@ def predict(words: Sequence[str]) -> int:
         learner = config.learner(with_data=False, weights=_pulled(directory))
         learner.definition.refuse_population("predict")
         evaluator = Evaluator(learner.definition)
-        arrays = joined(evaluator.predictions(_loader(line.data)))
+        arrays, others = joined(evaluator.predictions(_loader(line.data)))
         if jax.process_index() == 0:  # each process has all rows
             _write_arrays(output, arrays)
             table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
-            print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table)]))
+            left_out = f"left out, as they have no row for each row: {join_names(others, 8)}"
+            print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table), *([left_out] if others else [])]))
     return 0
 
 
@@ -167,19 +170,20 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             partial.unlink(missing_ok=True)
 
 
-def joined(batches: Iterable[tuple[int, Any]]) -> dict[str, np.ndarray]:
-    """Return the leaves of all outputs that have a row for each row of the data, by path. An output that is a single
-    array is called `predictions`.
+def joined(batches: Iterable[tuple[int, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the leaves of all outputs that have a row for each row of the data, by path, and the paths of the others.
+    An output that is a single array is called `predictions`.
 
     Args:
       batches: the number of rows and the output of each batch, in order; the outputs are pytrees of one structure.
 
     Raises:
-      LearnerError: there is no such leaf.
+      LearnerError: there is no such leaf, or its rows differ in shape between batches.
 
     >>> batches = [(rows, {"loss": np.float32(rows), "logits": np.zeros((rows, 3))}) for rows in (2, 1)]
-    >>> {name: array.shape for name, array in joined(batches).items()}
-    {'logits': (3, 3)}
+    >>> arrays, others = joined(batches)
+    >>> {name: array.shape for name, array in arrays.items()}, others
+    ({'logits': (3, 3)}, ['loss'])
     """
     rows: list[int] = []
     found: dict[str, list[np.ndarray]] = {}
@@ -187,14 +191,30 @@ def joined(batches: Iterable[tuple[int, Any]]) -> dict[str, np.ndarray]:
         rows.append(count)
         for path, leaf in jax.tree_util.tree_flatten_with_path(output)[0]:
             name = jax.tree_util.keystr(path, simple=True, separator=".") or "predictions"
-            found.setdefault(name, []).append(np.asarray(leaf))
+            parts = found.setdefault(name, [])
+            parts.append(np.asarray(leaf))
+            _refuse_ragged(name, parts, rows)
     by_row = {name: parts for name, parts in found.items() if [p.shape[:1] for p in parts] == [(n,) for n in rows]}
     if not by_row:
         raise LearnerError(
             f"the output of the step that predicts ({', '.join(found)}) has no field with a row for each row of data",
             code="cli-output-without-rows",
         )
-    return {name: np.concatenate(parts) for name, parts in by_row.items()}
+    others = [name for name in found if name not in by_row]
+    return {name: np.concatenate(parts) for name, parts in by_row.items()}, others
+
+
+def _refuse_ragged(name: str, parts: Sequence[np.ndarray], rows: Sequence[int]) -> None:
+    """Raise `LearnerError` if the last batch has rows of another shape than the first one: they cannot be one array."""
+    first, last = parts[0].shape, parts[-1].shape
+    if (first[:1], last[:1]) == ((rows[0],), (rows[-1],)) and first[1:] != last[1:]:
+        raise LearnerError(
+            f"{name!r} has rows of shape {list(first[1:])} in the first batch and {list(last[1:])} in batch "
+            f"{len(parts)}, as batches padded to different lengths have, and a file needs one shape: give the batcher "
+            "of DATA one length, Pad(length=n), or return values of one shape from predict_step",
+            code="cli-output-ragged",
+            name=name,
+        )
 
 
 def _in_python(line: Namespace, default: str) -> str:

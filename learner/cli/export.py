@@ -24,6 +24,7 @@ from learner.reports.tables import KINDS, write_table
 from learner.runs.run_reader import RunReader
 from learner.training.result import numbers_at
 from learner.util.text import count, printable, size
+from learner.util.trees import named_leaves
 
 USAGE = """\
 DIR -o FILE [--KEY=VALUE ...]
@@ -105,10 +106,11 @@ def export_model(words: Sequence[str]) -> int:
     parser.add_argument("--format", default="jax", help="jax or onnx (default: jax)")
     line = parser.read(words)
     config, loaded = load_run(line, "after fit, result.export(path, inputs)", "best")
+    inputs = _inputs(config, line.inputs)
     output = inference.export_model(
         line.output,
         loaded.model,
-        _inputs(config, line.inputs),
+        inputs,
         function=None if line.function is None else import_path(line.function, "function"),
         batch_size=None if line.batch_size is None else value_of(line.batch_size),
         platforms=inference.PLATFORMS if line.platforms is None else line.platforms.split(","),
@@ -118,6 +120,10 @@ def export_model(words: Sequence[str]) -> int:
     total = sum(path.stat().st_size for path in output.iterdir())
     about = f"the model of {location(loaded)} for inference"
     print(f"{output}: {size(total)}, {about}; {output / inference.CARD} tells how to use it")
+    rows = "rows" if line.batch_size is None else line.batch_size
+    given = {path or "inputs": ", ".join(map(str, (rows, *x.shape[1:]))) for path, x in named_leaves(inputs).items()}
+    shapes = [f"{path} [{shape}]" for path, shape in given.items()]
+    print(f"it accepts {', '.join(shapes)}, as in the first batch of the data; only the number of rows may differ")
     return 0
 
 

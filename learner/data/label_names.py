@@ -19,9 +19,13 @@ def source_labels(dataset: Any) -> Mapping[str, Sequence[str]]:
     return names
 
 
-def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
+def label_names(dataset: Any, behind_functions: bool = False) -> Mapping[str, Sequence[str]]:
     """Return, by field, the label names of a source of `learner`, in the order of their numbers, also through views
-    that select or join rows. They are unknown behind a user's functions, which would have to be called.
+    that select or join rows. Behind a user's functions they are not certain, as these may change the numbers.
+
+    Args:
+      dataset: the dataset.
+      behind_functions: return them there, too.
 
     Sources are recognized by their modules, so that none of these is imported.
 
@@ -32,9 +36,9 @@ def label_names(dataset: Any) -> Mapping[str, Sequence[str]]:
     """
     if is_source(dataset):
         return source_labels(dataset)
-    if getattr(dataset, "_makes_items", False):
+    if getattr(dataset, "_makes_items", False) and not behind_functions:
         return {}
-    joined = [label_names(inner) for inner in getattr(dataset, "_inner", ())] or [{}]
+    joined = [label_names(inner, behind_functions) for inner in getattr(dataset, "_inner", ())] or [{}]
     fields = [field for field in joined[0] if all(field in names for names in joined)]
     longest = {field: max((names[field] for names in joined), key=len) for field in fields}
     # One list may begin with another: `label_conflicts` rejects lists that disagree.

@@ -15,10 +15,12 @@ from learner.records.model_files import save_model
 from learner.records.onnx import onnx_program
 from learner.util.code_location import code_location
 from learner.util.distribution import VERSION
+from learner.util.jaxprs import draws_numbers
 from learner.util.number_checks import is_int
 from learner.util.optional import import_optional
 from learner.util.text import join_names
 from learner.util.trees import is_key, named_leaves
+from learner.util.user_warnings import warn
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 KNOWN = ("cpu", "cuda", "rocm", "tpu")
@@ -86,6 +88,7 @@ def export_model(
     content: bytes | bytearray
     try:
         outputs = jax.eval_shape(program, shapes, example)
+        draws = draws_numbers(jax.make_jaxpr(program)(shapes, example).jaxpr)
         if format == "onnx":
             name, content = ONNX, onnx_program(partial(program, weights), inputs, example)
         else:
@@ -96,7 +99,14 @@ def export_model(
     except Exception as error:  # from the model's code, or from JAX or jax2onnx
         reason = f"{str(error).rstrip('.')} ({code_location(error)})"
         advice = "" if batch_size is not None else f". {ANY_NUMBER}"
+        if "string indexing" in reason:  # of an array, by JAX
+            advice = ". The inputs are one array; pass a dict, on the command line --inputs=FIELD, with a comma"
         raise LearnerError(f"the model cannot be exported: {reason}{advice}", code="export-impossible") from error
+    if draws:
+        warn(
+            "the exported program draws random numbers from a key that is a constant of it, so each call has the "
+            "same ones: export a model that is deterministic in eval mode, or a function that draws none"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     for old in FILES:  # of another format
         (directory / old).unlink(missing_ok=True)

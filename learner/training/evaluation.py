@@ -151,7 +151,7 @@ class Evaluator:
                 if own is not None and before is not None:
                     own.leaves = before
             if split is not None:
-                processes.run_on_primary(lambda: self._record(split, evaluation, has_several(data)))
+                processes.run_on_primary(lambda: self._record_if_possible(split, evaluation, has_several(data)))
         return evaluation
 
     def _with_model(self, entry: Entry, store: CheckpointStore) -> Runner:
@@ -171,6 +171,14 @@ class Evaluator:
     def _own(self) -> Runner | None:
         """Return the programs of the learner's own model, unless an active run uses them."""
         return None if self._training is not None else self.runner
+
+    def _record_if_possible(self, split: str, evaluation: "Evaluation", several: bool) -> None:
+        """Record an evaluation. A run that cannot be written to is no reason to lose the values."""
+        try:
+            self._record(split, evaluation, several)
+        except OSError as error:
+            directory = self._definition.options.directory
+            warn(f"the evaluation could not be written to {directory}: {error.strerror or error}")
 
     def _record(self, split: str, evaluation: "Evaluation", several: bool) -> None:
         """Write an evaluation to the log of the run, `evaluations.jsonl` and the summary."""

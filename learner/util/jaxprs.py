@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from jax.interpreters import partial_eval
+
 T = TypeVar("T")
 LOOPS = ("scan", "while", "cond")
 FORWARDING = ("convert_element_type", "copy", "optimization_barrier", "reduce_precision", "sharding_constraint")
@@ -84,6 +86,26 @@ def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
         # Values written into a reference are read from it later.
         marked.update(var for var in equation.invars if "Ref" in type(getattr(var, "aval", None)).__name__)
     return [of(var) for var in jaxpr.outvars]
+
+
+def draws_numbers(jaxpr: Any) -> bool:
+    """Return True if an output of a traced program needs random numbers.
+
+    >>> import jax
+    >>> noisy = lambda x: x + jax.random.normal(jax.random.key(0))
+    >>> [draws_numbers(jax.make_jaxpr(f)(1.0).jaxpr) for f in (noisy, lambda x: (noisy(x), x)[1])]
+    [True, False]
+    """
+    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _has_draws(needed)
+
+
+def _has_draws(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "random_bits"
+        or any(_has_draws(inner) for value in equation.params.values() for inner in inner_jaxprs(value))
+        for equation in jaxpr.eqns
+    )
 
 
 def called_program(equation: Any) -> Any:

@@ -18,10 +18,11 @@ import yaml
 
 from learner.cli.configs import missing
 from learner.cli.configs.missing import check_words
+from learner.cli.evaluate import joined
 from learner.cli.fit import _train
 from learner.cli.main import COMMANDS, _fail, main
 from learner.util.stages import stage_line
-from tests.support.codes import named_case
+from tests.support.codes import named_case, raises_code
 from tests.support.pseudoterminal import Terminal
 from tests.support.stopped import some
 
@@ -738,6 +739,14 @@ def test_read_only_run_is_evaluated(learner, trained, workplace, monkeypatch):
     assert learner("predict", "run", "data.npz", "-o", "out.npz")[0] == 0
     code, _, err = learner("resume", "run", "--num_epochs=9")
     assert (code, "run is not writable" in err) == (2, True)
+    (workplace / "run" / "config.yaml").unlink()
+
+    def denied(path, content):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr("learner.cli.configs.saved_configs.replace", denied)
+    code, _, err = learner("evaluate", "run")
+    assert (code, "config.yaml is missing or cut off, and cannot be restored" in err) == (2, True)
 
 
 def test_predict(learner, trained, workplace):
@@ -818,6 +827,22 @@ def test_evaluate_refuses_a_run_that_never_started(learner, trained):
     code, _, err = learner("evaluate", "run")
     assert code == 2
     assert "run holds no run" in err
+
+
+def test_outputs_without_a_row_for_each_row_are_named():
+    batches = [(rows, {"p": np.zeros((rows, 2)), "mean": np.float32(1), "classes": np.zeros(3)}) for rows in (4, 3)]
+    arrays, others = joined(batches)
+    assert ({name: x.shape for name, x in arrays.items()}, others) == ({"p": (7, 2)}, ["classes", "mean"])
+
+
+def test_outputs_whose_rows_differ_in_shape_are_refused_at_once():
+    def batches():
+        yield 2, {"p": np.zeros((2, 8))}
+        yield 1, {"p": np.zeros((1, 4))}
+        pytest.fail("the rest is not computed")
+
+    with raises_code("cli-output-ragged", name="p"):
+        joined(batches())
 
 
 @pytest.mark.full

@@ -188,3 +188,26 @@ def test_card_of_a_restored_model(tmp_path):
     result = learner.fit(shuffled(), scripted(9.0, 1.0, 4.0))
     path = result.export(tmp_path / "out", X, best=False, function=line_predictions)
     assert "| valid/Loss | 1 |" in (path / "README.md").read_text()
+
+
+class Sampled(nnx.Module):
+    """A model that drops units in eval mode, too."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones((1, 3)))
+        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.drop(x * self.scale, deterministic=False)
+
+
+def test_random_numbers_in_an_exported_program_are_warned_about(tmp_path):
+    """They are the same in each call."""
+    with pytest.warns(UserWarning, match="the exported program draws random numbers"):
+        export_model(tmp_path / "out", Sampled(), X)
+    export_model(tmp_path / "mean", Sampled(), X, function=lambda model, x: (model(x), x)[1])
+
+
+def test_function_of_a_dict_that_gets_an_array_is_named(tmp_path):
+    with raises_code("export-impossible", "pass a dict"):
+        export_model(tmp_path / "out", line(), X, function=lambda model, batch: batch["x"] @ model["w"])

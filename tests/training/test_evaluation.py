@@ -119,6 +119,17 @@ def test_a_checkpoint_can_be_chosen(tmp_path, trained):
         learner.evaluate(batches(), checkpoint=3)
 
 
+def test_values_of_a_run_that_cannot_be_written_to_are_returned(trained, monkeypatch):
+    def denied(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("learner.training.evaluation.record_evaluation", denied)
+    learner, models = trained
+    with pytest.warns(UserWarning, match="the evaluation could not be written to .*: Permission denied"):
+        values = learner.evaluate(batches(), split="test")
+    assert values["Loss"] == pytest.approx(loss(models[2], arrays()), rel=1e-6)
+
+
 @pytest.mark.full
 def test_hooks_evaluate_the_current_model(tmp_path):
     """Other threads cannot evaluate, and the evaluations do not affect the run."""

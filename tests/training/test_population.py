@@ -675,6 +675,9 @@ class Holding(MetricLogger):
     def __init__(self):
         self.lock = threading.Lock()
 
+    def log(self, split, name, value, epoch, step):
+        pass
+
 
 @pytest.mark.parametrize("make", [lambda: JsonLines("all.jsonl"), lambda: Csv("all.csv"), Holding])
 def test_loggers_that_cannot_be_copied_for_members_are_refused(make, tmp_path):

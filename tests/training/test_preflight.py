@@ -615,6 +615,8 @@ def test_texts_encoded_differently_in_validation_are_warned_about(tmp_path, seve
     split = "valid-night" if several else "valid"
     (text,) = fit("run", {"day": train, "night": sorted_alone} if several else sorted_alone)
     assert f"'kind' numbers its texts differently in {split} than in train: 0 is 'bus' in train and 'car' in" in text
+    (text,) = fit("mapped", sorted_alone.map(dict))
+    assert text.endswith("Ignore this warning if a function of map renumbers them")
     assert fit("alike", {"day": train.slice(2), "night": alike} if several else alike) == []
     (tmp_path / "names.csv").write_text("x,kind\n1,a.png\n2,b.png")  # distinct texts, like file names, are not compared
     assert fit("names", csv(tmp_path / "names.csv", ["x", "kind"], labels=["kind"])) == []

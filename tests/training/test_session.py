@@ -349,7 +349,9 @@ def test_listeners_are_closed_if_a_signal_interrupts_the_wait_for_one(tmp_path, 
     """The wait for a logger that uploads may last minutes."""
     ends, flush = [], ListenerThread.flush
 
-    class Slow(Listener): ...
+    class Slow(Listener):
+        def close(self):
+            ends.append("closed")
 
     class Other(Listener):
         def close(self):
@@ -364,7 +366,7 @@ def test_listeners_are_closed_if_a_signal_interrupts_the_wait_for_one(tmp_path, 
     learner = build_line(quiet(tmp_path / "run").num_epochs(1).metric_loggers(Slow(), Other()))
     with pytest.raises(KeyboardInterrupt):
         learner.fit(batches())
-    assert ends == ["closed"]
+    assert ends == ["closed"] * 2
 
 
 @pytest.mark.filterwarnings("error::learner.util.user_warnings.LearnerWarning")

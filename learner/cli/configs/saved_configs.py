@@ -82,6 +82,18 @@ def _of_population(directory: Path) -> str:
     return OF_POPULATION.format(directory=directory, how=how, member=member)
 
 
+def _replace_config(path: Path, content: bytes) -> None:
+    try:
+        replace(str(path), content)
+    except OSError as error:
+        raise LearnerError(
+            f"{path} is missing or cut off, and cannot be restored from the checkpoint: {error.strerror}. Copy the run "
+            "to a directory that can be written to",
+            code="config-not-restorable",
+            path=path,
+        ) from error
+
+
 def _mend(path: Path) -> None:
     """Restore the config from the newest checkpoint if the file is missing or truncated. An edited file is kept."""
     text = read_bounded(path) if path.exists() else b""
@@ -91,7 +103,7 @@ def _mend(path: Path) -> None:
                 saved = str(store.progress(entry.step, verified=False).get("config") or "").encode()
                 if saved != text and saved.startswith(text):
                     store.verify(entry.step)
-                    replace(str(path), saved)
+                    _replace_config(path, saved)
                     watching = [key for key in OBSERVER_KEYS if f"\n{key}:".encode() in saved]
                     lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
                     end_stages()
