@@ -186,7 +186,7 @@ class SplitEnded(Event):
     split: str
     epoch: int
     step: int
-    values: Mapping[str, float | str]
+    values: Mapping[str, Any]
     seconds: float
     at_step: int | None = None
     pictures: Mapping[str, Callable[[], np.ndarray]] = dataclasses.field(default_factory=dict)
@@ -207,7 +207,7 @@ class EpochEnded(Event):
 
     epoch: int
     step: int
-    values: Mapping[str, float | str]
+    values: Mapping[str, Any]
     seconds: float
 
 

@@ -1,5 +1,7 @@
 """Base classes of loggers."""
 
+from typing import Any
+
 import numpy as np
 
 from learner.errors import LearnerError, one_error
@@ -40,7 +42,7 @@ class MetricLogger(Listener):
     every_steps: int | None = 1
     every_epochs: int = 1
 
-    def log(self, split: str, name: str, value: float | str, epoch: int, step: int) -> None:
+    def log(self, split: str, name: str, value: Any, epoch: int, step: int) -> None:
         """Store a metric's value over a split, after the optimizer step `step`; a text if the metric is not numeric."""
 
     def log_step(self, split: str, name: str, value: float, epoch: int, step: int) -> None:

@@ -34,14 +34,14 @@ class Point(NamedTuple):
 
     epoch: int
     step: int
-    value: float | str
+    value: Any
 
 
 Row = tuple[int, int, float | str]
 
 
-class History(Mapping[str, list[float | str]]):
-    """The values of each metric over each split, in order, by key.
+class History(Mapping[str, list[Any]]):
+    """The values of each metric over each split, in order, by key: floats, or texts of metrics that are not numeric.
 
     >>> history = History()
     >>> history.record("train", epoch=1, step=45, values={"Loss": 0.5})
@@ -129,7 +129,7 @@ class History(Mapping[str, list[float | str]]):
             raise KeyError(f"no value of {key!r} yet; {near(key, list(self._points))}")
         return self._points[key]
 
-    def __getitem__(self, key: str) -> list[float | str]:
+    def __getitem__(self, key: str) -> list[Any]:
         return [value for _, _, value in self._rows(key)]
 
     def __iter__(self) -> Iterator[str]:

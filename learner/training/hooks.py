@@ -39,7 +39,7 @@ class EpochInfo:
 
     epoch: int
     step: int
-    values: Mapping[str, float | str]
+    values: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

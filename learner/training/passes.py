@@ -28,7 +28,7 @@ from learner.training.validation import validate_split
 from learner.util.user_warnings import warn
 
 
-class MetricValues(dict[str, float | str]):
+class MetricValues(dict[str, Any]):
     """The metrics of an evaluation by name: numbers, and texts for metrics that are tables.
 
     Attributes:

@@ -59,7 +59,7 @@ class MemberResult(LearningResult[Any]):
         self._evaluator = Evaluator(alone)
         self._evaluator.runner = make_runner(alone.step, state, alone.strategy)
 
-    def evaluate(self, data: Any) -> dict[str, float | str]:
+    def evaluate(self, data: Any) -> dict[str, Any]:
         """Return the metrics of the member's valid step over all of `data`, by name; see `Learner.evaluate`."""
         return self._evaluator.evaluate(data)
 

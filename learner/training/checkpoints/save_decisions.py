@@ -70,4 +70,4 @@ class SaveDecisions:
         point = self._reporter.history.last(self._composer.monitor)
         if point is None or point.step != step or isinstance(point.value, str) or not np.isfinite(point.value):
             return None
-        return point.value
+        return float(point.value)
