@@ -29,6 +29,7 @@ class Source(abc.ABC):
       own: True if every process has its own data, so that the state of `Batches.where` differs between them.
       endless: True if the data is known to have no end.
       first_part: True if the batch that `peek` returned last is this process's part of a batch.
+      will_keep: True if `keep_state` will be called.
       first_digest: a checksum of that batch, or of rows of arrays in memory; None if it may differ between processes.
     """
 
@@ -42,6 +43,7 @@ class Source(abc.ABC):
         self.endless = False
         self.first_part = False
         self.first_digest: int | None = None
+        self.will_keep = False
         self._most: int | None = None
         self._kept: tuple[int, Batches] | None = None
         self._first: PyTree = None  # the batch that `peek` gave last
@@ -112,12 +114,13 @@ class Source(abc.ABC):
         """
         return None
 
-    def keep_state(self) -> None:  # noqa: B027 (ours need none)
-        """Make `Batches.where` return positions from now on, for checkpoints.
+    def keep_state(self) -> list[str]:
+        """Make `Batches.where` return positions from now on, for checkpoints. Return warnings about the states.
 
         Raises:
           LearnerError: the state of the data cannot be stored in a checkpoint.
         """
+        return []
 
     def shorter(self, epoch: int, start: int, found: int | None = None) -> LearnerError:
         """Return the error of an epoch that ended at or before batch `start` (`found`: the batches it had)."""

@@ -26,6 +26,7 @@ class StatefulSource(Source):
 
     _keeps = False
     _flaw = ""  # why its state is of no use
+    _state_at_start: str | None = None  # before the first batch was read, as text
     _unit = "batches"
     _kind: str
     _data: Any  # which the user passed
@@ -45,22 +46,29 @@ class StatefulSource(Source):
             refuse_small(rows_of(first), self.share, self.split)
         return first
 
-    def keep_state(self) -> None:
+    def keep_state(self) -> list[str]:
         """See `Source`."""
         self._keeps = True
         if self._kept is None or (where := self._kept[1].where) is None:
-            return
+            return []
         try:
             state = where()
         except NotImplementedError:  # an inherited method
             self._keeps = False
-            return
+            return []
         if ADDRESS.search(str(from_json(state))):
             self._keeps = False
             self._flaw = (
                 ": its state has the address of an object, which differs in each process, so it could not be "
                 "restored (Grain's DataLoader needs a data source with a __repr__)"
             )
+        elif str(state) == self._state_at_start:
+            return [
+                f"the state of the {self.split} data ({type(self._data).__name__}) was the same after its first batch "
+                "as before it, so a resumed run would repeat a batch, or the whole epoch: change the position before "
+                "the iterator yields a batch, not after"
+            ]
+        return []
 
     def _where(self, holder: Any) -> Callable[[], Any] | None:
         """Return a function that reads the state of `holder`; None if it has no state."""
@@ -206,6 +214,8 @@ class IterableSource(StatefulSource):
             if holder is data:  # the data's next iterator starts there
                 iterator = iter(data)
         where = self._where(holder)
+        if where is not None and self.will_keep and not self._opened and state is None:
+            self._state_at_start = _text_of(_state_methods(holder), self.split)
         self._has_state = where is not None or bool(generators)
         if where is not None or isinstance(data, list | tuple):
             batches = self._sharded(iterator, where)
@@ -403,6 +413,15 @@ def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]
         get, put = (getattr(holder, name, None) for name in names)
         if callable(get) and callable(put):
             return get, put
+    return None
+
+
+def _text_of(pair: tuple[Callable[[], Any], Callable[[Any], Any]] | None, split: str) -> str | None:
+    """Return the state of data as text, or None if it has none that can be stored."""
+    if pair is None:
+        return None
+    with contextlib.suppress(Exception):  # of the user's method; saving a checkpoint reports it
+        return str(to_json(pair[0](), split))
     return None
 
 

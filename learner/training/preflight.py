@@ -117,7 +117,7 @@ def _plan(
     _refuse_unused(options, inputs)
     # Without checkpoints the state of the data is not needed.
     if options.checkpoints is not None:
-        inputs.source("train").keep_state()
+        inputs.warnings.extend(inputs.source("train").keep_state())
     step, strategy, optimizer = definition.step, definition.strategy, definition.optimizer
     lr = optimizer.lr if step.schedule is None and optimizer.plateau is None else None
     plateau = optimizer.plateau

@@ -16,6 +16,7 @@ from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
 from learner.data import source as source_module
 from learner.data.source import source_of
 from tests.support.codes import raises_code
+from tests.support.runs import line, quiet
 
 ROWS, SIZE = 10, 4
 
@@ -373,7 +374,7 @@ def with_states(source, epoch, start=0, state=None, warn=pytest.fail):
 def open_with_state(data):
     source = source_of(data, "train")
     source.peek(1)
-    source.keep_state()
+    assert source.keep_state() == []
     return source
 
 
@@ -685,3 +686,29 @@ def test_data_frame_without_a_batch_size(tmp_path):
     learner = LearnerBuilder(tmp_path).renderer(None).build({"w": jnp.zeros(())}, optax.sgd, 0.5, train_step=dict)
     with raises_code("data-type", "DataFrame", "with_batch_size"):
         learner.fit(frame)
+
+
+class Late:
+    """Data whose position follows the batch: a run that resumes would train the batch again."""
+
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        while self.position < 4:
+            yield {"x": np.full((2, 1), self.position, np.float32)}
+            self.position += 1
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def test_a_state_that_the_first_batch_does_not_change_is_warned_about(tmp_path):
+    for name, count in (("saves", 1), ("unsaved", 0)):
+        builder = quiet(tmp_path / name, saves=name == "saves").num_epochs(1)
+        builder.build(line(1), optax.sgd, 0.1, train_step=lambda model, batch: {"loss": model["w"].sum()}).fit(Late())
+        assert (tmp_path / name / "experiment.log").read_text().count("was the same after its first batch") == count

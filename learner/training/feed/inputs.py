@@ -92,6 +92,7 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
         )
     share = _share(strategy)
     source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
+    source.will_keep = options.checkpoints is not None
     with closed_on_error(source):
         first = batch_arrays(source.peek(1), "train")
         shuffle = options.seed if options.valid_shuffle else None
