@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from learner.util.disk import to_disk
+from learner.util.disk import replacing, to_disk
 
 RECORDED = "model", "optim", "scheduler"
 FILES = re.compile(rf"({'|'.join(RECORDED)})-(?P<step>step-)?(?P<number>\d+)\.(mpk|json|safetensors|bin)(\.gz)?")
@@ -52,14 +52,6 @@ def write_record(path: Any, write: Callable[[Any], None]) -> None:
         with path.open("wb") as file:
             write(file)
         return
-    partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    # The name appears by one rename, after the bytes are on the disk; the entry in the directory follows.
-    try:
-        with partial.open("xb") as file:  # never through a link
-            write(file)
-        to_disk(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    to_disk(path.parent)
+    with replacing(path) as file:
+        write(file)
+    to_disk(path.parent)  # the entry in the directory follows the bytes

@@ -1,6 +1,5 @@
 """`learner evaluate` and `learner predict`: metrics and outputs of a run's checkpoint."""
 
-import contextlib
 import json
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from learner.training.evaluation import Evaluator
 from learner.training.files.directory import holds_run
 from learner.training.follow import follow
 from learner.training.passes import MetricValues
+from learner.util.disk import replacing
 from learner.util.json_values import encode
 from learner.util.text import aligned, join_names, printable
 
@@ -159,15 +159,8 @@ def predict(words: Sequence[str]) -> int:
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file atomically."""
-    partial = Path(f"{path}.partial")
-    try:
-        partial.unlink(missing_ok=True)  # it may be a link, which would be written through
-        with partial.open("xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        partial.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with replacing(path, flushes=False) as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def joined(batches: Iterable[tuple[int, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from learner.errors import LearnerError
 from learner.events import RunStarted, SamplesLogged, SplitEnded, StepsEnded
 from learner.loggers.base import RunLogger
 from learner.runs.appended import refuse_special
+from learner.util.disk import replacing
 
 FORMAT = 1
 SAMPLES = " samples"  # not the name of a split
@@ -89,11 +89,8 @@ class UploadCursor:
         if text is None:
             self._path.unlink(missing_ok=True)
             return
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        temporary.unlink(missing_ok=True)  # of a process that was killed; a link would be written through
-        with temporary.open("x") as file:
-            file.write(text)
-        os.replace(temporary, self._path)
+        with replacing(self._path, flushes=False) as file:
+            file.write(text.encode())
 
 
 class ExactlyOnceLogger(RunLogger):

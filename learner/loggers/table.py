@@ -1,6 +1,5 @@
 """Logger that writes the values of a run to `metrics.csv`, as one table."""
 
-import contextlib
 import csv
 import io
 import os
@@ -14,6 +13,7 @@ from learner.loggers.base import EVERY, RunLogger
 from learner.loggers.secrets import resolve
 from learner.loggers.tail import go_on, keeps
 from learner.runs.appended import AppendedFile, final_text, value_texts, weight_texts
+from learner.util.disk import replacing
 
 WHERE = ["kind", "split", "epoch", "step", "weight"]
 
@@ -97,15 +97,12 @@ class Csv(RunLogger):
         self._names += new
         self._file.close()
         path = self._file.path
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{path}.tmp")  # of a process that was killed; a link would be written through
-        with open(f"{path}.tmp", "x", encoding="utf-8", newline="") as wider:
-            wider.write(_line([*WHERE, *self._names]))
+        with replacing(path, flushes=False) as wider:
+            wider.write(_line([*WHERE, *self._names]).encode())
             if os.path.exists(path):
-                with open(path, encoding="utf-8", newline="") as before:
+                with open(path, "rb") as before:
                     next(before, None)
-                    wider.writelines(line.rstrip("\n") + "," * len(new) + "\n" for line in before)
-        os.replace(f"{path}.tmp", path)
+                    wider.writelines(line.rstrip(b"\n") + b"," * len(new) + b"\n" for line in before)
         self._file = AppendedFile(path)
 
 

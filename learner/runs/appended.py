@@ -1,6 +1,5 @@
 """Append-only files, atomic replacement of files, and numbers as text."""
 
-import contextlib
 import json
 import os
 import stat
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.util.disk import NO_FOLLOW, checksum, kind_of
+from learner.util.disk import NO_FOLLOW, checksum, kind_of, replacing
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -124,20 +123,9 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
 
 
 def replace(path: str, content: bytes) -> None:
-    """Replace a file atomically: readers see the old or the new content, never a part of either, even after a crash."""
-    temporary = f"{path}.tmp"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)  # of a process that was killed; a link would be written through
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # on a full disk it would take the room of other files
-        raise
+    """Replace a file atomically; see `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def shortest(value: Any) -> float:

@@ -1,5 +1,6 @@
 """Files that other users can write to: writing does not follow links, and reads are bounded."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -8,7 +9,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from learner.errors import LearnerError
 
@@ -45,6 +46,39 @@ def to_disk(path: Any) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], flushes: bool = True, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a file whose content replaces that of `path` when the block ends: readers see the old or the new content,
+    never a part of either. If the block raises, the old content stays, and nothing remains of the new one.
+
+    Args:
+      path: the path of the file, in a directory that exists.
+      flushes: flush it to the disk, so that this holds after a crash of the machine, too.
+      mode: the permissions of the file.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "summary.json")
+    >>> with replacing(path) as file:
+    ...     _ = file.write(b"{}")
+    >>> path.read_bytes()
+    b'{}'
+    """
+    partial = f"{os.fspath(path)}.partial"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(partial)  # of a process that was killed; a link would be written through
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            if flushes:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)  # on a full disk it would take the room of other files
+        raise
 
 
 def make_directory(path: Path) -> None:

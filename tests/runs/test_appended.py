@@ -193,7 +193,7 @@ def test_replacing_is_atomic(tmp_path, monkeypatch):
 
 def test_replacing_a_link_leaves_its_target(tmp_path):
     (tmp_path / "other").write_text("mine")
-    for name in ("summary.json", "summary.json.tmp"):
+    for name in ("summary.json", "summary.json.partial"):
         (tmp_path / name).symlink_to(tmp_path / "other")
     replace(str(tmp_path / "summary.json"), b"new")
     assert (tmp_path / "other").read_text() == "mine"

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from learner.training.monitors import monitor_of
 from learner.training.options import Options
 from learner.training.progress.restore import Restored
 from learner.training.spec import RunSpec
+from learner.util.disk import replacing
 
 NOTHING_LOGGED = {"epoch_lines": 0, "epoch": 0, "files": {}}
 
@@ -133,11 +133,7 @@ def _archive_newer_checkpoints(
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    # Never through a link, and never readable by others, not even for a moment.
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # a config truncated by a power loss would look like another run's
-    partial.replace(path)
+    # Flushed: a config truncated by a power loss would look like another run's. Never readable by others, not even for
+    # a moment.
+    with replacing(path, mode=mode) as file:
+        file.write(text.encode())
