@@ -13,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from learner.steps.program_fingerprint import jaxpr_fingerprint
 from learner.util.executables import compile_ahead, compile_threads
-from learner.util.jaxprs import inner_jaxprs
+from learner.util.jaxprs import programs_in
 
 Atom = Any  # a `Var` or a `Literal`
 Compiled = Callable[[Any], Any]
@@ -232,7 +232,7 @@ def _is_draw(equation: JaxprEqn) -> bool:
 
 def _draws(equation: JaxprEqn) -> bool:
     """Return True if there is a draw in an equation, at any depth."""
-    inner = [jaxpr for value in equation.params.values() for jaxpr in inner_jaxprs(value)]
+    inner = programs_in(equation)
     return equation.primitive.name in OF_KEYS or any(_draws(inside) for jaxpr in inner for inside in jaxpr.eqns)
 
 

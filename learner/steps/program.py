@@ -21,7 +21,7 @@ from learner.steps.measure import MetricCollection, Packed
 from learner.steps.step import Accumulated, StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import keep_if
-from learner.util.jaxprs import inner_jaxprs
+from learner.util.jaxprs import programs_in
 
 Array = Any
 PyTree = Any
@@ -280,6 +280,6 @@ def has_convolution(jaxpr: Any) -> bool:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "conv_general_dilated":
             return True
-        if any(has_convolution(inner) for value in equation.params.values() for inner in inner_jaxprs(value)):
+        if any(map(has_convolution, programs_in(equation))):
             return True
     return False

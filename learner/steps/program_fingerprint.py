@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.util.jaxprs import programs_in
 from learner.util.trees import is_key
 
 # Texts that change with the process or the location of the code: addresses, files with line numbers, files.
@@ -49,8 +50,7 @@ def has_own_rules(jaxpr: Any) -> bool:
     """
     jax_directory = str(jax.__path__[0])
     for equation in jaxpr.eqns:
-        inner = [x for value in equation.params.values() for x in (value if isinstance(value, tuple) else (value,))]
-        inner = [getattr(x, "jaxpr", x) for x in inner if hasattr(getattr(x, "jaxpr", x), "eqns")]
+        inner = programs_in(equation)
         if equation.primitive.name.startswith(("custom_jvp", "custom_vjp")):
             if not inner or any(jax_directory not in str(getattr(x, "debug_info", "")) for x in inner):
                 return True

@@ -20,6 +20,11 @@ def inner_jaxprs(value: Any) -> list[Any]:
     return [value.jaxpr] if hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns") else []
 
 
+def programs_in(equation: Any) -> list[Any]:
+    """Return the programs in the parameters of an equation: of a jitted function, a loop, a rule of derivatives."""
+    return inner_jaxprs(list(equation.params.values()))
+
+
 def propagate(jaxpr: Any, given: Sequence[T], rule: Callable[[Any, list[T]], Sequence[T]], default: T) -> list[T]:
     """Return a value for each output of a traced program, from one for each input (`given`).
 
@@ -102,8 +107,7 @@ def draws_numbers(jaxpr: Any) -> bool:
 
 def _has_draws(jaxpr: Any) -> bool:
     return any(
-        equation.primitive.name == "random_bits"
-        or any(_has_draws(inner) for value in equation.params.values() for inner in inner_jaxprs(value))
+        equation.primitive.name == "random_bits" or any(map(_has_draws, programs_in(equation)))
         for equation in jaxpr.eqns
     )
 
@@ -112,7 +116,7 @@ def called_program(equation: Any) -> Any:
     """Return the program that an equation calls once, with its own inputs and outputs (a jitted function, a rule of
     custom derivatives); None for any other equation.
     """
-    inner = [program for value in equation.params.values() for program in inner_jaxprs(value)]
+    inner = programs_in(equation)
     sizes = len(equation.invars), len(equation.outvars)
     if equation.primitive.name in LOOPS or len(inner) != 1 or (len(inner[0].invars), len(inner[0].outvars)) != sizes:
         return None

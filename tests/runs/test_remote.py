@@ -173,7 +173,7 @@ def test_vanished_store_is_an_error(tmp_path, store, monkeypatch):
 def test_file_removed_by_the_run_is_removed_from_the_copy(tmp_path, monkeypatch, moment):
     run, copy = write_run(tmp_path / "run"), tmp_path / "copy"
     remote, put = RemoteRun(copy), RemoteRun._put
-    passing = run / "summary.json.tmp"
+    passing = run / "summary.json.partial"
     passing.write_text("{}")
 
     def removed(self, path, name):
