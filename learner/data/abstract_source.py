@@ -149,6 +149,12 @@ class Source(abc.ABC):
         """
         return None
 
+    def bad_batch(self) -> str | None:
+        """Return the fields of the first batch in memory that are not finite, for messages; empty if there is none.
+        Return None if batches are not in memory.
+        """
+        return None
+
     @property
     def has_rows(self) -> bool:
         """Return True if `rows` is not None."""

@@ -7,7 +7,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import jax
+import numpy as np
+
 from learner.data.abstract_source import CHANGED, PyTree, Source
+from learner.data.batch_arrays import as_array
 from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
@@ -15,6 +19,8 @@ from learner.data.randomness import generators_of, generators_of_function, resto
 from learner.data.sharding import Batches, ProcessShard, digest_of, refuse_small, rows_of, shards_itself
 from learner.data.workers import allow_grain_workers, forks_workers
 from learner.errors import LearnerError
+from learner.util.text import join_names
+from learner.util.trees import nonfinite_rows
 
 GENERATORS = "generators"  # the key of the random generators' states
 FIRST = "first batch"  # the key of the checksum of the epoch's first batch
@@ -126,6 +132,16 @@ class IterableSource(StatefulSource):
                 "or num_workers=0"
             )
         return super().open(epoch, start, state, warn)
+
+    def bad_batch(self) -> str | None:
+        """See `Source`."""
+        if not isinstance(self._data, list | tuple) or self.shares > 1:
+            return None
+        for number, batch in enumerate(self._data, 1):
+            if found := nonfinite_rows(jax.tree.map(lambda x: np.asarray(as_array(x)), batch)):
+                rows = [f"{name} (row {join_names([*map(str, bad)], 3)})" for name, bad in found.items()]
+                return f"{join_names(rows, 8)} of batch {number}"
+        return ""
 
     def _make(self, order: Any = None) -> Iterable[Any]:
         """Return the iterable of an epoch. A function's random generators are first set to the states in `order`."""

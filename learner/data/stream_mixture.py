@@ -236,7 +236,7 @@ class Stream:
         if row is self:
             if not self._rows:
                 raise LearnerError(
-                    f"the source {self._name!r} of a mixture is empty",
+                    f"the stream {self._name!r} has no rows",
                     code="data-mixture-source-empty",
                     source=self._name,
                 )

@@ -394,6 +394,13 @@ def _kept(values: Array, mask: Array | None) -> Array:
 
 def _wide(*arrays: Array) -> list[Array]:
     """Return the arrays in the dtype of losses: float64 if the first array is float64, else float32."""
+    for x in arrays:
+        if jnp.iscomplexobj(x):
+            raise LearnerError(
+                f"a loss of this package got {x.dtype} values, of which it would ignore the imaginary parts: return an "
+                "Output with a loss of real numbers, such as jnp.square(jnp.abs(predictions - targets)).mean()",
+                code="output-complex",
+            )
     double = jnp.result_type(arrays[0]) == jnp.float64
     return [x.astype(jnp.float64 if double else jnp.float32) for x in arrays]
 

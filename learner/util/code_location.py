@@ -24,7 +24,10 @@ def code_location(error: BaseException, callers: int = 0) -> str:
     <doctest learner.util.code_location.code_location[0]>, line 2
     """
     frames = traceback.extract_tb(error.__traceback__)
-    *outer, frame = [frame for frame in frames if _is_users(frame.filename)] or frames[-1:]
+    # An error in the gradient of an operation has the operation's traceback, by JAX, as its cause.
+    of_cause = traceback.extract_tb(None if error.__cause__ is None else error.__cause__.__traceback__)
+    own, earlier = ([each for each in part if _is_users(each.filename)] for part in (frames, of_cause))
+    *outer, frame = own or earlier or frames[-1:]
     shown = outer[::-1][:callers]
     files = ["" if each.filename == frame.filename else f"{_name_of(each.filename)}, " for each in shown]
     lines = [f"{file}line {each.lineno}" for file, each in zip(files, shown, strict=True)]

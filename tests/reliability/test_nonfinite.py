@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from learner import LearnerError, NonFiniteError, RegressionOutput
+from learner.data.source import source_of
 from learner.events import RunFailed
 from learner.loggers import MemoryLogger
 from learner.metrics import GradientNorm, SpearmanCorrelation
@@ -389,3 +390,12 @@ def test_next_step_names_a_usable_checkpoint(tmp_path):
     assert saved_steps(tmp_path) == [1, 2]
     result = build_line(quiet(tmp_path, saves=True).resume(allow="optimizer")).fit(batches())
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.model))
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_batches_in_a_list_are_searched_for_values_that_are_not_finite(is_bad):
+    data = [{"x": np.ones((3, 2), np.float32)} for _ in range(3)]
+    if is_bad:
+        data[1]["x"][2, 0] = np.nan
+    assert source_of(data, "train").bad_batch() == ("x (row 2) of batch 2" if is_bad else "")
+    assert source_of(lambda: iter(data), "train").bad_batch() is None

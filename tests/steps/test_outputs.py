@@ -447,3 +447,17 @@ def test_wrong_shapes_and_dtypes_are_refused(name):
         make(*arguments)
     if "mask" not in name:
         assert make.__qualname__ in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda z: RegressionOutput.from_predictions(z, z),
+        lambda z: weighted_mean(z, jnp.ones(2)),
+        lambda z: ClassificationOutput.from_logits(z[None], jnp.zeros(1, jnp.int32)),
+    ],
+)
+def test_complex_numbers_are_refused(make):
+    """A loss of their real parts would train another model."""
+    with raises_code("output-complex"):
+        make(jnp.array([1 + 5j, 2], jnp.complex64))

@@ -762,3 +762,16 @@ def test_an_evaluation_that_is_refused_closes_its_data(tmp_path):
         with pytest.raises(LearnerError) as error:
             use(data)
         assert data.open == 0, error
+
+
+def test_errors_of_a_gradient_name_the_line_of_the_operation(tmp_path):
+    """The step itself is traced without its gradient before."""
+
+    def step(model, batch):
+        loss, _ = jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] * model["w"][0, 0], c[1] + 1), (1.0, 0))
+        return {"loss": loss}
+
+    with raises_code("step-trace-failed") as error:
+        quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step).fit(batches())
+    assert "train_step cannot be traced with a train batch" in str(error.value)
+    assert f"({__file__}, line {step.__code__.co_firstlineno + 1}" in str(error.value)

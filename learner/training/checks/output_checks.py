@@ -11,11 +11,13 @@ import numpy as np
 
 from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
+from learner.metrics.means import FieldMean
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import OF_LABELS
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, weight_of
+from learner.util.text import join_names
 from learner.util.traced_values import explained
 from learner.util.trees import named_leaves
 
@@ -175,6 +177,8 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
     # As the programs pass it: the norms are known after all micro-batches, and a validation has no learning rate.
     of_batch = Info(state.step, weight, None if name == "valid_step" else known)
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
+    lengths = {jnp.shape(x)[0] for x in jax.tree.leaves(batch)}
+    rows = rows_of(batch) if len(lengths) == 1 else None  # graphs have nodes and edges
     states: dict[int | None, PyTree] = {}  # by index: metrics may share one, which is traced once
     for metric, index in zip(metrics, (*measure.state_of, *[None] * len(measure.collecting)), strict=True):
         missing = [f for f in metric.fields if _field(output, f) is None]
@@ -189,14 +193,40 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
                 )
             )
             continue
+        if problem := _field_problem(metric, output, name, rows):
+            problems.append(problem)
+            continue
         try:
             info = of_step if getattr(metric, "per_step", False) else of_batch
-            problems.extend(_tried(metric, output, info, rows_of(batch), states, index))
+            problems.extend(_tried(metric, output, info, rows, states, index))
         except Exception as error:
             text = f"the metric {metric.name} cannot be computed from {name}'s output: {explained(error)}"
             code = error.code if isinstance(error, LearnerError) and error.code != "user" else "metric-fails"
             problems.append(Problem(text, code=code, name=metric.name))
     return problems
+
+
+def _field_problem(metric: Metric | CollectingMetric, output: Any, name: str, rows: int | None) -> Problem | None:
+    """Return the problem of a metric of this package with its fields of the output of `name`, or None."""
+    if not isinstance(metric, Metric) or not type(metric).__module__.startswith("learner.metrics."):
+        return None
+    fields = {field: _field(output, field) for field in metric.fields}
+    if wrong := [field for field, value in fields.items() if jnp.iscomplexobj(value)]:
+        return Problem(
+            f"the metric {metric.name} is of real numbers, and {join_names(wrong, 3)} of {name}'s output is complex: "
+            "return its real part, or its absolute value, in a field of the output",
+            code="metric-complex-field",
+            name=metric.name,
+        )
+    shapes = [jnp.shape(value) for value in fields.values()] if isinstance(metric, FieldMean) else []
+    if rows is not None and (other := [shape for shape in shapes if shape and shape[0] != rows]):
+        return Problem(
+            f"the metric {metric.name} is a mean over rows, and that field of {name}'s output has the shape "
+            f"{list(other[0])} for {rows} rows: return its mean, or each value in a field of its own",
+            code="metric-field-rows",
+            name=metric.name,
+        )
+    return None
 
 
 def _field(output: Any, name: str) -> Any:
@@ -212,12 +242,12 @@ def _tried(
     metric: Metric | CollectingMetric,
     output: Any,
     info: Info,
-    rows: int,
+    rows: int | None,
     states: dict[int | None, PyTree],
     index: int | None,
 ) -> list[str]:
-    """Return the problems of a metric for a batch of `rows`. `states`: the states after this output of metrics that
-    were tried before, by `index`.
+    """Return the problems of a metric for a batch of `rows` (None if its arrays differ in length). `states`: the states
+    after this output of metrics that were tried before, by `index`.
     """
     if isinstance(metric, CollectingMetric):
         shapes = {path: jnp.shape(leaf) for path, leaf in named_leaves(metric.collect(output)).items()}
@@ -229,7 +259,7 @@ def _tried(
                 name=metric.name,
             )
             for path, shape in shapes.items()
-            if shape[:1] != (rows,)
+            if rows is not None and shape[:1] != (rows,)
         ]
     if index not in states:
         first = jax.tree.map(jnp.asarray, metric.init())

@@ -13,7 +13,7 @@ from learner.errors import LearnerError, Problem
 from learner.models.base import STATE
 from learner.models.freezing import frozen_leaves
 from learner.steps.optimizer import raw_gradients_problem
-from learner.steps.outputs import TrainOutput, as_output
+from learner.steps.outputs import GeneratedOutput, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import StepFn, changed_attributes, is_model_like
@@ -98,13 +98,13 @@ class TracedValidStep:
     Attributes:
       problems, program: see `TracedTrainStep`.
       changes_state: True if it writes to its model.
-      draw_warnings: about its random numbers.
+      warnings: about its random numbers, and a missing loss.
     """
 
     problems: list[str]
     program: Any
     changes_state: bool
-    draw_warnings: list[str]
+    warnings: list[str]
 
 
 class _TrainTrace:
@@ -356,6 +356,7 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
     """Return the valid step, traced on the first batch of a split."""
     problems: list[str] = []
     changed: list[bool] = []
+    generated_loss: list[int] = []  # its position among the outputs
 
     def once(state: TrainState, traced: PyTree) -> PyTree:
         written: list[tuple[PyTree, PyTree]] = []
@@ -363,7 +364,11 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
         before, after = (named_leaves(tree) for tree in written[0])
         changed[:] = [after.get(name, leaf) is not leaf for name, leaf in before.items()]
         problems.extend(output_problems(step, output, step.valid_metrics, "valid_step", traced, batch, state))
-        return _arrays(output)
+        arrays = _arrays(output)
+        generated_loss[:] = [
+            i for i, x in enumerate(arrays) if isinstance(output, GeneratedOutput) and x is output.loss
+        ]
+        return arrays
 
     program, host_generators = _trace_with_draws(
         # JAX caches traces by function; a new lambda is traced again.
@@ -371,8 +376,14 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
         [] if step.valid is None else [step.valid.fn],
         problems,
     )
-    draws = _warnings_of_draws("valid_step", step, step.valid, program, host_generators, state)
-    return TracedValidStep(problems, program, any(changed), draws)
+    warnings = _warnings_of_draws("valid_step", step, step.valid, program, host_generators, state)
+    if generated_loss and not dependent_outputs(program.jaxpr, [True] * len(program.jaxpr.invars))[generated_loss[0]]:
+        warnings.append(
+            f"the GeneratedOutput of valid_step has no loss, so {split}/Loss is NaN, and nothing that monitors it can "
+            "choose: give it the output of a forward pass, GeneratedOutput.of(..., scored=output), or monitor another "
+            "metric"
+        )
+    return TracedValidStep(problems, program, any(changed), warnings)
 
 
 def _warnings_of_draws(

@@ -120,7 +120,7 @@ class Feeder:
         """
         arrays = self._source.arrays
         if arrays is None:
-            return None
+            return self._source.bad_batch()
         found = nonfinite_rows(arrays)
         text = " and ".join(f"{name} (row {join_names([*map(str, bad)], 3)})" for name, bad in found.items())
         if not self._source.own or self._source.shares == 1:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from learner.distributed.consensus import Consensus
 from learner.steps.train_state import TrainState
+from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Feeder
 from learner.training.feed.group import bytes_of
 from learner.training.feed.inputs import unused_batch_size
@@ -155,7 +156,10 @@ def build_feeders(
         limit: Callable[[int], int] = train_limit
         if split != "train":
             limit = (lambda step: estimator.steps("valid")) if consensus is None else (lambda step: consensus.batches)
-        feeder, decided = build_feeder(runner, inputs, split, options, messages.warn, limit)
+        name = ("train_step" if plan.step.update is None else "update=") if split == "train" else "valid_step"
+        # The preflight has traced the steps, but not their gradients.
+        with Tracing(name, split, lambda split=split: inputs.first_batches[split]):  # type: ignore[misc]
+            feeder, decided = build_feeder(runner, inputs, split, options, messages.warn, limit)
         if consensus is not None:
             feeder.compare_lengths(plan.processes)
         needs.steps[split] = feeder.buffer if decided.loop and not feeder.resident else 1

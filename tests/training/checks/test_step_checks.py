@@ -16,6 +16,7 @@ from flax import linen, nnx
 
 from learner import (
     ClassificationOutput,
+    GeneratedOutput,
     LearnerBuilder,
     LearnerError,
     Linen,
@@ -32,6 +33,7 @@ from learner.metrics import (
     By,
     CollectingMetric,
     ConfusionMatrix,
+    FieldMean,
     GradientNorm,
     IterationSpeed,
     LearningRate,
@@ -1300,7 +1302,7 @@ def deep():
 
 def draw_warnings(model, train_step, valid_step, batch):
     learner = learner_for(train_step, given=model, valid=valid_step)
-    return trace_valid(learner.definition.step, jax.eval_shape(learner.init), batch, "valid").draw_warnings
+    return trace_valid(learner.definition.step, jax.eval_shape(learner.init), batch, "valid").warnings
 
 
 @pytest.mark.full
@@ -1335,3 +1337,38 @@ def test_a_batch_field_named_rng_is_not_dropout(deep):
 
     batch = Noisy(BATCH["x"], BATCH["t"], BATCH["x"])
     assert draw_warnings(Linen(Deep(), deep, ("dropout",)), step, valid_step, batch) == []
+
+
+def test_metrics_of_real_numbers_refuse_complex_fields():
+    def step(model, batch):
+        z = jax.lax.complex(batch["x"] @ model["w"], batch["x"] @ model["w"])[:, 0]
+        return {"loss": jnp.abs(z).mean(), "predictions": z, "targets": z}
+
+    (problem,), _ = checked(step, MeanAbsoluteError())
+    assert "the metric Mean Absolute Error is of real numbers, and predictions, targets of train_step's" in problem
+
+
+def test_a_mean_of_a_field_needs_its_rows():
+    def step(model, batch):
+        each = (batch["x"] @ model["w"])[:, 0]
+        return {"loss": each.mean(), "each": each, "heads": jnp.stack([each.mean()] * 3)}
+
+    assert checked(step, FieldMean("each"), FieldMean("loss", "Mean")) == ([], False)
+    (problem,), _ = checked(step, FieldMean("heads"))
+    assert "that field of train_step's output has the shape [3] for 4 rows" in problem
+
+
+def test_a_generated_output_without_a_loss_is_warned_about():
+    def valid(scored):
+        def step(model, batch):
+            output = classify(model, batch)
+            tokens = batch["label"][:, None]
+            return GeneratedOutput.of(tokens, tokens, scored=output if scored else None)
+
+        return step
+
+    learner = learner_for(classify, valid=valid(False))
+    (warning,) = trace_valid(learner.definition.step, jax.eval_shape(learner.init), BATCH, "valid").warnings
+    assert "valid/Loss is NaN" in warning
+    learner = learner_for(classify, valid=valid(True))
+    assert trace_valid(learner.definition.step, jax.eval_shape(learner.init), BATCH, "valid").warnings == []
