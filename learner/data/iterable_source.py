@@ -1,6 +1,7 @@
 """Batches of other libraries and of iterables: a position is restored from a state of the data, or by skipping."""
 
 import contextlib
+import copy
 import functools
 import itertools
 import weakref
@@ -329,6 +330,25 @@ class IterableSource(StatefulSource):
         if positioned:
             next(batches, None)
         return batches.between if positioned else None
+
+
+def rewinder(data: Any) -> Callable[[], None]:
+    """Return a function that puts data back into its present state: its random generators, and its own state if it has
+    methods for that. Data of `learner` needs none.
+    """
+    generators = generators_of(data) if isinstance(data, Iterable) else generators_of_function(data)
+    states, state = states_of(generators), None
+    pair = None if _is_of_grain(data) else _state_methods(data)
+    if pair is not None:
+        with contextlib.suppress(Exception):  # some have a state only once they are read
+            state = copy.deepcopy(pair[0]())
+
+    def rewind() -> None:
+        restore(generators, states)
+        if pair is not None and state is not None:
+            pair[1](copy.deepcopy(state))
+
+    return rewind
 
 
 def _is_of_grain(data: Any) -> bool:

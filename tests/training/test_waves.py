@@ -231,3 +231,40 @@ def test_a_time_limit_applies_to_all_waves(tmp_path):
     result = fit(lines(tmp_path / "run", 10**6, waves=3).with_time_limit(0.5))
     assert len(result) == 2
     assert result.stopped_by.startswith("time")
+
+
+class Drawn:
+    """Batches in an order that a generator of their own draws in each epoch."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self):
+        parts = batches(8)
+        return (parts[number] for number in self.rng.permutation(len(parts)))
+
+
+class Counted:
+    """Batches whose numbers depend on how often they were read, which is their state."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return ({**part, "x": part["x"] * np.float32(self.reads)} for part in batches(8))
+
+    def state_dict(self):
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state):
+        self.reads = state["reads"]
+
+
+@pytest.mark.parametrize("data", [Drawn, Counted])
+def test_each_wave_reads_the_same_data(tmp_path, data):
+    """Otherwise the waves cannot be compared, and one that resumes in a new process has other numbers."""
+    members = fit(lines(tmp_path / "waves", 1, lr=[0.1, 0.2], waves=2), data(), batches(8))
+    for member, lr in zip(members, (0.1, 0.2), strict=True):
+        alone = build(quiet(tmp_path / f"{lr}").num_epochs(1), lr).fit(data(), batches(8))
+        np.testing.assert_allclose(member.history["train/Loss"], alone.history["train/Loss"], rtol=1e-6)
+        np.testing.assert_allclose(member.model["w"], alone.model["w"], rtol=1e-5)
