@@ -177,9 +177,11 @@ class Tracing:
         if not _may_be_of_shapes(error):
             error.add_note(f"while tracing {self._name} with {which}")
             return
+        # Notes of this package, not those of JAX.
+        notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()) if note.startswith("while "))
         raise LearnerError(
             f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} "
-            f"({code_location(error, callers=CALLERS)})",
+            f"({code_location(error, callers=CALLERS)}){notes}",
             code="step-trace-failed",
         ) from error
 
