@@ -202,6 +202,7 @@ REFUSED = [
     *(is_refused("metrics", "metric-direction", attributes(higher_is_better=value)) for value in ("min", 1)),
     is_refused("metrics", "metric-fields-type", attributes(fields="logits")),
     is_refused("metric_valid", "metric-wrong-split", attributes(per_step=True)),
+    is_refused("metrics", "metric-without-split", attributes(per_step=True, splits=("valid",))),
     is_refused("metric_loggers", "listener-idle", Listener()),
     is_refused("metric_loggers", "listener-idle", type("Misspelled", (MetricLogger,), {"logs": print})()),
     is_refused("metric_loggers", "data-number-value", type("Own", (MetricLogger,), {"log": print, "every_steps": 0})()),

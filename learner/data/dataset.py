@@ -6,6 +6,7 @@ reads, row numbers and functions, and copies no items.
 
 import abc
 import bisect
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from learner.util.number_checks import check_int
 Slice = slice  # datasets have a method named `slice`
 Adapter = Callable[[Any], Any]
 _adapters: list[Adapter] = []
+LARGEST_COPY = 2**20  # bytes of an array that a function of `map` may change in place
 
 
 class Dataset(abc.ABC):
@@ -74,7 +76,7 @@ class Dataset(abc.ABC):
         return f"{type(self).__name__}({len(self)} items)"
 
     def map(self, fn: Callable[[Any], Any]) -> "Dataset":
-        """Replace each item by `fn(item)`.
+        """Replace each item by `fn(item)`, which may change the item in place, but for arrays of more than 1 MiB.
 
         >>> view([1, 2]).map(str)[1]
         '2'
@@ -324,12 +326,6 @@ class View(Dataset):
             error.add_note(f"while calling {self._call.removeprefix('.')}{self._location()}")
             raise
 
-    def _own(self, item: Any) -> Any:
-        """Return an item that a user's function may change in place. Items may be rows of the data itself, which would
-        then differ in each epoch.
-        """
-        return item if getattr(self._inner[0], "_makes_items", False) else _copied(item)
-
     def _location(self) -> str:
         return f" ({self.place})" if self.place else ""
 
@@ -341,13 +337,22 @@ class View(Dataset):
 
 
 def _copied(item: Any) -> Any:
-    """Return a copy of a dict, list, tuple or array, with all such parts. Arrays that refuse writes are not copied, as
-    rows of a file may be much larger than the part that is used.
+    """Return an item that a user's function may change in place: a copy of a dict, list, tuple or array, with all such
+    parts. Items may be rows of the data itself, which would then differ in each epoch. Large arrays, which items may
+    share, and those in files are not copied, but refuse writes.
     """
-    if type(item) is np.ndarray:
-        return item.copy() if item.flags.writeable else item
-    if type(item) is dict:
-        return {key: _copied(value) for key, value in item.items()}
+    if isinstance(item, np.ndarray):
+        if type(item) is np.ndarray and item.nbytes <= LARGEST_COPY:
+            return item.copy()
+        view = item.view()
+        view.flags.writeable = False
+        return view
+    if isinstance(item, dict):
+        copied = copy.copy(item)
+        copied.update((key, _copied(value)) for key, value in item.items())
+        return copied
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*map(_copied, item))
     return type(item)(map(_copied, item)) if type(item) in (list, tuple) else item
 
 
@@ -368,7 +373,7 @@ class Mapped(View):
         self._fn = fn
 
     def _item(self, number: int, epoch: int) -> Any:
-        return self._apply(self._fn, self._own(read_item(self._inner[0], number, epoch)))
+        return self._apply(self._fn, _copied(read_item(self._inner[0], number, epoch)))
 
 
 class Augmented(View):
@@ -385,7 +390,7 @@ class Augmented(View):
     def _item(self, number: int, epoch: int) -> Any:
         item = read_item(self._inner[0], number, epoch)
         with self._streams.at(epoch, number) as rng:
-            return self._apply(self._fn, self._own(item), rng)
+            return self._apply(self._fn, _copied(item), rng)
 
 
 class Selected(View):

@@ -17,11 +17,12 @@ from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
 from learner.data.randomness import generators_of, generators_of_function, restore, set_epoch, states_of
-from learner.data.sharding import Batches, ProcessShard, digest_of, refuse_small, rows_of, shards_itself
+from learner.data.sharding import Batches, PerProcess, ProcessShard, digest_of, refuse_small, rows_of, shards_itself
 from learner.data.workers import allow_grain_workers, forks_workers
 from learner.errors import LearnerError
 from learner.util.text import join_names
 from learner.util.trees import nonfinite_rows
+from learner.util.user_warnings import warn
 
 GENERATORS = "generators"  # the key of the random generators' states
 FIRST = "first batch"  # the key of the checksum of the epoch's first batch
@@ -336,9 +337,12 @@ def rewinder(data: Any) -> Callable[[], None]:
     """Return a function that puts data back into its present state: its random generators, and its own state if it has
     methods for that. Data of `learner` needs none.
     """
+    data = data.data if isinstance(data, PerProcess) else data
     generators = generators_of(data) if isinstance(data, Iterable) else generators_of_function(data)
     states, state = states_of(generators), None
-    pair = None if _is_of_grain(data) else _state_methods(data)
+    # Those of PyTorch start their workers if they are asked for a state before they are read.
+    is_known = type(data).__module__.partition(".")[0] in ("grain", "torch", "torchdata")
+    pair = None if is_known else _state_methods(data)
     if pair is not None:
         with contextlib.suppress(Exception):  # some have a state only once they are read
             state = copy.deepcopy(pair[0]())
@@ -346,7 +350,13 @@ def rewinder(data: Any) -> Callable[[], None]:
     def rewind() -> None:
         restore(generators, states)
         if pair is not None and state is not None:
-            pair[1](copy.deepcopy(state))
+            try:
+                pair[1](copy.deepcopy(state))
+            except Exception as error:
+                warn(
+                    f"{type(data).__name__} does not take back the state that it had before it was read ({error!r}), "
+                    "so the waves of the population may read different data"
+                )
 
     return rewind
 

@@ -65,8 +65,8 @@ def refuse_idle(listener: Listener, what: str) -> None:
     kind = type(listener)
     methods = ("log", "log_step") if isinstance(listener, MetricLogger) else ("on_event",)
     base = MetricLogger if isinstance(listener, MetricLogger) else Listener
-    every = {*methods, "on_event", "close"}
-    if every.isdisjoint(vars(listener)) and all(getattr(kind, name) is getattr(base, name) for name in every):
+    every = (*methods, "on_event", "close", "abandon")
+    if all(getattr(getattr(listener, name), "__func__", None) is getattr(base, name) for name in every):
         raise LearnerError(
             f"the {what} {kind.__name__} does nothing: it overrides none of {', '.join(methods)}",
             code="listener-idle",

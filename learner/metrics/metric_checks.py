@@ -41,6 +41,13 @@ def check_metric(metric: Any) -> MetricBase:
             code="metric-fields-type",
             name=metric.name,
         )
+    if not splits_of(metric):
+        raise LearnerError(
+            f"the metric {metric.name} has no split: its splits are {metric.splits!r}, and a metric of steps "
+            "(per_step) is one of train",
+            code="metric-without-split",
+            name=metric.name,
+        )
     return metric
 
 

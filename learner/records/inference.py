@@ -15,7 +15,7 @@ from learner.records.model_files import save_model
 from learner.records.onnx import onnx_program
 from learner.util.code_location import code_location
 from learner.util.distribution import VERSION
-from learner.util.jaxprs import draws_numbers
+from learner.util.jaxprs import draws_from_constants
 from learner.util.number_checks import is_int
 from learner.util.optional import import_optional
 from learner.util.text import join_names
@@ -88,7 +88,8 @@ def export_model(
     content: bytes | bytearray
     try:
         outputs = jax.eval_shape(program, shapes, example)
-        draws = draws_numbers(jax.make_jaxpr(program)(shapes, example).jaxpr)
+        traced = jax.make_jaxpr(program)(shapes, example).jaxpr
+        draws = draws_from_constants(traced, [False] * len(shapes) + [True] * len(jax.tree.leaves(example)))
         if format == "onnx":
             name, content = ONNX, onnx_program(partial(program, weights), inputs, example)
         else:

@@ -21,6 +21,14 @@ def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:
     return key, direction_of(options, valid_splits, key, checkpoints.mode)[0] == "max"
 
 
+def monitored_keys(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> set[str]:
+    """Return the keys of all metrics on which a decision depends."""
+    monitors = [stopping.monitor for stopping in options.early_stopping]
+    monitors += [x.monitor for x in (plateau, options.halving, options.exploit) if x is not None]
+    best = [] if options.checkpoints is None else [monitor_of(options, valid_splits)[0]]
+    return {*(monitor.monitor for monitor in monitors), *best}
+
+
 def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
     """Set the direction of each monitor to that of its metric, and return the problems of monitors without one."""
     monitors: list[tuple[str, Monitor]] = [("early stopping", stopping.monitor) for stopping in options.early_stopping]

@@ -34,7 +34,7 @@ from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, closed_on_error, read_inputs
 from learner.training.files.directory import problem_with
 from learner.training.files.run_directory import may_resume, refuse_links
-from learner.training.monitors import set_directions
+from learner.training.monitors import monitored_keys, set_directions
 from learner.training.options import Options
 from learner.util.text import join_names, name_of
 from learner.util.trees import named_leaves
@@ -285,7 +285,7 @@ def checked_step(
             Problem(f"there is validation data, but {no_step('valid_step')}", code="model-valid-step-missing")
         )
     elif inputs.valid:
-        _check_valid_steps(step, state, inputs, problems)
+        _check_valid_steps(step, state, inputs, problems, monitored_keys(options, list(inputs.valid), plateau))
     # A program that cannot be traced cannot be mapped over members either.
     if options.population is not None and not problems:
         problems += population_problems(step, state, inputs)
@@ -302,8 +302,12 @@ def checked_step(
     return step
 
 
-def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, problems: list[str]) -> None:
-    """Trace the valid step on the first batch of each split, and append the results to `inputs` and `problems`."""
+def _check_valid_steps(
+    step: StepFunctions, state: TrainState, inputs: Inputs, problems: list[str], monitored: set[str]
+) -> None:
+    """Trace the valid step on the first batch of each split, and append the results to `inputs` and `problems`.
+    `monitored`: the keys of the metrics on which decisions depend.
+    """
     warnings: dict[str, None] = {}
     for split in inputs.valid:
         batch = inputs.first_batches[split]
@@ -312,6 +316,11 @@ def _check_valid_steps(step: StepFunctions, state: TrainState, inputs: Inputs, p
             inputs.programs[split] = traced.program
             problems += traced.problems
             warnings |= dict.fromkeys(warnings_of_valid(step, state, batch, traced))
+            if not traced.has_loss and f"{split}/Loss" in monitored:
+                inputs.warnings.append(
+                    f"{split}/Loss is monitored, and it is NaN, as the GeneratedOutput of valid_step has no loss: give "
+                    "it the output of a forward pass, GeneratedOutput.of(..., scored=output), or monitor another metric"
+                )
     inputs.warnings.extend(warnings)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import mmap
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +20,8 @@ TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIG
 NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
 TERMINATING = ("sigterm", "sighup")
 HANGUP = getattr(signal, "SIGHUP", None)
-SECONDS_TO_STOP = 1.0
-"""Seconds after which a forked process ends by a signal that the run has not got."""
+SECONDS_TO_STOP = 0.2
+"""Seconds after which a forked process ends by a signal that the run has not got, too."""
 HANGUPS = () if HANGUP is None else (HANGUP,)
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -38,15 +39,16 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
 
     Forked processes inherit the handlers. A signal to such a process alone, as by `Process.terminate`, ends it.
     """
-    global _stops_at_hangup, _is_stopped
-    owner, is_stopped = os.getpid(), mmap.mmap(-1, 1)  # which forked processes share
+    global _stops_at_hangup, _stopped_at
+    owner, stopped_at = os.getpid(), _SharedTime()
 
     def handle_stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:
-            signal.signal(number, previous[number])
-            _end_child(number, is_stopped)
+            for other, handler in previous.items():
+                signal.signal(other, handler)
+            _end_child(number, stopped_at)
             return
-        is_stopped[0] = 1
+        stopped_at.set()
         # Before anything else: a second signal must end the process even if `stop` or an earlier handler hangs.
         for other in previous:
             if other == HANGUP and handlers[other] is handle_stop:
@@ -69,24 +71,42 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     previous = _replaceable(handlers)
     for number in previous:
         signal.signal(number, handlers[number])
-    before = _stops_at_hangup, _is_stopped
-    _stops_at_hangup, _is_stopped = HANGUP in previous, is_stopped
+    before = _stops_at_hangup, _stopped_at
+    _stops_at_hangup, _stopped_at = HANGUP in previous, stopped_at
     try:
         yield
     finally:
-        _stops_at_hangup, _is_stopped = before
+        _stops_at_hangup, _stopped_at = before
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _end_child(number: int, is_stopped: mmap.mmap) -> None:
-    """Send the signal again to this forked process, to its earlier handler, unless the run gets it as well: terminals
-    and schedulers send it to all processes, and the run may need this one, such as a data worker, until it stops.
+class _SharedTime:
+    """The time of the first signal to a run, which its forked processes can read."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 8)
+
+    def set(self) -> None:
+        """Set it to now, unless it is set."""
+        if not self.get():
+            struct.pack_into("d", self._memory, 0, time.monotonic())
+
+    def get(self) -> float:
+        """Return the time by the clock of the machine, which all processes share; 0 if it is not set."""
+        return float(struct.unpack_from("d", self._memory)[0])
+
+
+def _end_child(number: int, stopped_at: _SharedTime) -> None:
+    """Send the signal again to this forked process, to its earlier handler, unless the run got it at the same time:
+    terminals and schedulers send it to all processes, and the run may need this one, such as a data worker, until it
+    has stopped.
     """
+    began = time.monotonic()
 
     def end() -> None:
         time.sleep(SECONDS_TO_STOP)
-        if not is_stopped[0]:
+        if abs(stopped_at.get() - began) > SECONDS_TO_STOP:
             os.kill(os.getpid(), number)
 
     threading.Thread(target=end, name="learner-child", daemon=True).start()
@@ -164,8 +184,8 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
                     os.write(previous, bytes([number]))
             if (number in NAMES or (number == HANGUP and _stops_at_hangup)) and not reported:
                 reported = True
-                if _is_stopped is not None:
-                    _is_stopped[0] = 1  # the handler may run much later
+                if _stopped_at is not None:
+                    _stopped_at.set()  # the handler may run much later
                 report(_name_of(number))
 
     previous, outer = -1, _listening
@@ -187,7 +207,7 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
 
 _listening = False
 _stops_at_hangup = False  # while a run handles SIGHUP
-_is_stopped: mmap.mmap | None = None  # of the active run
+_stopped_at: _SharedTime | None = None  # of the active run
 
 
 def _after_fork() -> None:

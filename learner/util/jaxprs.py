@@ -93,16 +93,26 @@ def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
     return [of(var) for var in jaxpr.outvars]
 
 
-def draws_numbers(jaxpr: Any) -> bool:
-    """Return True if an output of a traced program needs random numbers.
+def draws_from_constants(jaxpr: Any, varies: Sequence[bool]) -> bool:
+    """Return True if an output of a traced program needs random numbers from a key that depends on none of the inputs
+    that vary. `varies`: True for each of these inputs.
 
     >>> import jax
     >>> noisy = lambda x: x + jax.random.normal(jax.random.key(0))
-    >>> [draws_numbers(jax.make_jaxpr(f)(1.0).jaxpr) for f in (noisy, lambda x: (noisy(x), x)[1])]
+    >>> [draws_from_constants(jax.make_jaxpr(f)(1.0).jaxpr, [True]) for f in (noisy, lambda x: (noisy(x), x)[1])]
     [True, False]
     """
-    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return _has_draws(needed)
+    found = False
+
+    def rule(equation: Any, varying: list[bool]) -> list[bool]:
+        nonlocal found
+        is_draw = equation.primitive.name == "random_bits" or any(map(_has_draws, programs_in(equation)))
+        found |= is_draw and not any(varying)
+        return [any(varying)] * len(equation.outvars)
+
+    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
+    propagate(needed, varies, rule, False)
+    return found
 
 
 def _has_draws(jaxpr: Any) -> bool:

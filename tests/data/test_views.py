@@ -1,5 +1,6 @@
 """Tests of views of datasets: each has the items of a list comprehension."""
 
+import collections
 import itertools
 import json
 import os
@@ -333,3 +334,29 @@ def test_functions_that_change_items_in_place_do_not_change_the_data(source, cal
         np.testing.assert_array_equal([item["x"] for item in changed], 2 * rows)
     assert [sorted(item) for item in data] == [["x"]] * 3
     np.testing.assert_array_equal([item["x"] for item in data], rows)
+
+
+def test_parts_of_any_container_are_copied():
+    rows = np.ones((2, 3), np.float32)
+    pair = collections.namedtuple("pair", "a b")
+    items = [pair(row, collections.OrderedDict(x=row)) for row in rows]
+
+    def doubled(item):
+        item.a[:] *= 2
+        item.b["x"] *= 2
+        return item
+
+    for data in (view(items).map(doubled), view([0, 1]).map(items.__getitem__).map(doubled)):
+        for item in data:
+            assert (type(item), type(item.b)) == (pair, collections.OrderedDict)
+            np.testing.assert_array_equal([item.a, item.b["x"]], np.full((2, 3), 2))
+    np.testing.assert_array_equal(rows, np.ones((2, 3)))
+
+
+def test_large_arrays_are_shared_and_refuse_writes():
+    """Windows of one long series would be copies of the whole series."""
+    series = np.zeros(2**18 + 1, np.float32)
+    data = view([{"series": series, "start": start} for start in range(3)])
+    assert np.shares_memory(data.map(lambda item: item["series"][item["start"] :])[1], series)
+    with pytest.raises(ValueError, match="read-only"):
+        data.map(lambda item: item["series"].fill(1))[0]

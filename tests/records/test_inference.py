@@ -207,6 +207,12 @@ def test_random_numbers_in_an_exported_program_are_warned_about(tmp_path):
         export_model(tmp_path / "out", Sampled(), X)
     export_model(tmp_path / "mean", Sampled(), X, function=lambda model, x: (model(x), x)[1])
 
+    def drawn(model, inputs):
+        key = jax.random.fold_in(jax.random.key(0), inputs["seed"][0])
+        return inputs["x"] + jax.random.normal(key, inputs["x"].shape)
+
+    export_model(tmp_path / "drawn", Sampled(), {"x": X, "seed": np.zeros(len(X), np.int32)}, function=drawn)
+
 
 def test_function_of_a_dict_that_gets_an_array_is_named(tmp_path):
     with raises_code("export-impossible", "pass a dict"):

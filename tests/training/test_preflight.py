@@ -14,6 +14,7 @@ from flax import nnx
 
 from learner import (
     ClassificationOutput,
+    GeneratedOutput,
     LearnerError,
     MetricEarlyStopping,
     ReduceOnPlateau,
@@ -21,7 +22,7 @@ from learner import (
     TrainOutput,
 )
 from learner.data import ArrayDataset, DataLoaderBuilder, csv
-from learner.metrics import Accuracy, CollectingMetric, LearningRate
+from learner.metrics import Accuracy, CollectingMetric, ExactMatch, LearningRate
 from learner.runs.lock import locked
 from learner.training.monitors import default_monitor
 from learner.training.options import Options
@@ -775,3 +776,15 @@ def test_errors_of_a_gradient_name_the_line_of_the_operation(tmp_path):
         quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step).fit(batches())
     assert "train_step cannot be traced with a train batch" in str(error.value)
     assert f"({__file__}, line {step.__code__.co_firstlineno + 1}" in str(error.value)
+
+
+@pytest.mark.parametrize(("monitor", "count"), [("valid/Loss", 1), ("valid/Exact Match", 0)])
+def test_a_monitored_loss_that_is_missing_is_warned_about(tmp_path, monitor, count):
+    def valid(model, batch):
+        tokens = jnp.zeros((len(batch["x"]), 2), jnp.int32)
+        return GeneratedOutput.of(tokens, tokens)
+
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(1).metric_valid(ExactMatch())
+    builder.early_stopping(MetricEarlyStopping(monitor)).with_file_checkpointer(monitor="valid/Exact Match")
+    builder.build(line(), optax.sgd, 0.1, train_step=line_step, valid_step=valid).fit(batches(), batches())
+    assert (tmp_path / "run" / "experiment.log").read_text().count("valid/Loss is monitored, and it is NaN") == count

@@ -5,7 +5,9 @@ import contextlib
 import gc
 import os
 import signal
+import struct
 import threading
+import time
 
 import optax
 import pytest
@@ -409,26 +411,31 @@ def test_a_closed_terminal_stops_unless_it_has_a_handler(before):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
-@pytest.mark.parametrize("run_gets_it", [False, True])
-def test_a_signal_ends_a_forked_process_unless_the_run_gets_it_too(monkeypatch, run_gets_it):
+@pytest.mark.parametrize(
+    ("run_gets_it", "code"), [("never", -TERM), ("at the same time", 7), ("a minute before", -TERM)]
+)
+def test_a_signal_ends_a_forked_process_unless_the_run_gets_it_too(run_gets_it, code):
     """`Process.terminate()` of a process that a data source has forked; a scheduler's signal to all processes."""
-    monkeypatch.setattr(signals, "SECONDS_TO_STOP", 0.2)
     signal.signal(TERM, signal.SIG_DFL)
-    requests, (read, write) = [], os.pipe()
-    with on_signals(requests.append, lambda: None):
+    (go, begin), (sent, done) = os.pipe(), os.pipe()
+    with on_signals(lambda name: None, lambda: None):
         child = os.fork()
         if child == 0:
             try:
+                os.read(go, 1)
                 send(TERM)
-                os.write(write, b"sent")
+                os.write(done, b"1")
                 (waiting,) = (thread for thread in threading.enumerate() if thread.name == "learner-child")
                 waiting.join(30)
             finally:
                 os._exit(7)
-        assert os.read(read, 4) == b"sent"
-        if run_gets_it:
+        if run_gets_it == "a minute before":
             send(TERM)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (7 if run_gets_it else -TERM)
-    assert requests == ["sigterm"] * run_gets_it
-    os.close(read)
-    os.close(write)
+            struct.pack_into("d", signals._stopped_at._memory, 0, time.monotonic() - 60)
+        os.write(begin, b"1")
+        os.read(sent, 1)
+        if run_gets_it == "at the same time":
+            send(TERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+    for descriptor in (go, begin, sent, done):
+        os.close(descriptor)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError, Problem
+from learner.metrics.adaptors import Adapted
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
 from learner.metrics.means import FieldMean
 from learner.steps.measure import MetricCollection
@@ -193,10 +194,10 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
                 )
             )
             continue
-        if problem := _field_problem(metric, output, name, rows):
-            problems.append(problem)
-            continue
         try:
+            if problem := _field_problem(metric, output, name, rows):
+                problems.append(problem)
+                continue
             info = of_step if getattr(metric, "per_step", False) else of_batch
             problems.extend(_tried(metric, output, info, rows, states, index))
         except Exception as error:
@@ -208,10 +209,12 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
 
 def _field_problem(metric: Metric | CollectingMetric, output: Any, name: str, rows: int | None) -> Problem | None:
     """Return the problem of a metric of this package with its fields of the output of `name`, or None."""
-    if not isinstance(metric, Metric) or not type(metric).__module__.startswith("learner.metrics."):
+    # Those that contain others leave the fields to them.
+    is_ours = type(metric).__module__.startswith("learner.metrics.") and not isinstance(metric, Adapted)
+    if not isinstance(metric, Metric) or metric.inner or not is_ours:
         return None
     fields = {field: _field(output, field) for field in metric.fields}
-    if wrong := [field for field, value in fields.items() if jnp.iscomplexobj(value)]:
+    if wrong := [field for field, value in fields.items() if any(map(jnp.iscomplexobj, jax.tree.leaves(value)))]:
         return Problem(
             f"the metric {metric.name} is of real numbers, and {join_names(wrong, 3)} of {name}'s output is complex: "
             "return its real part, or its absolute value, in a field of the output",
@@ -219,7 +222,8 @@ def _field_problem(metric: Metric | CollectingMetric, output: Any, name: str, ro
             name=metric.name,
         )
     shapes = [jnp.shape(value) for value in fields.values()] if isinstance(metric, FieldMean) else []
-    if rows is not None and (other := [shape for shape in shapes if shape and shape[0] != rows]):
+    # Several values of each row may be in one axis, such as those of its tokens.
+    if rows is not None and (other := [shape for shape in shapes if shape and shape[0] % rows]):
         return Problem(
             f"the metric {metric.name} is a mean over rows, and that field of {name}'s output has the shape "
             f"{list(other[0])} for {rows} rows: return its mean, or each value in a field of its own",

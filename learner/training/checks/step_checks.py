@@ -98,13 +98,15 @@ class TracedValidStep:
     Attributes:
       problems, program: see `TracedTrainStep`.
       changes_state: True if it writes to its model.
-      warnings: about its random numbers, and a missing loss.
+      draw_warnings: about its random numbers.
+      has_loss: False for a `GeneratedOutput` without a loss.
     """
 
     problems: list[str]
     program: Any
     changes_state: bool
-    warnings: list[str]
+    draw_warnings: list[str]
+    has_loss: bool
 
 
 class _TrainTrace:
@@ -376,14 +378,10 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
         [] if step.valid is None else [step.valid.fn],
         problems,
     )
-    warnings = _warnings_of_draws("valid_step", step, step.valid, program, host_generators, state)
-    if generated_loss and not dependent_outputs(program.jaxpr, [True] * len(program.jaxpr.invars))[generated_loss[0]]:
-        warnings.append(
-            f"the GeneratedOutput of valid_step has no loss, so {split}/Loss is NaN, and nothing that monitors it can "
-            "choose: give it the output of a forward pass, GeneratedOutput.of(..., scored=output), or monitor another "
-            "metric"
-        )
-    return TracedValidStep(problems, program, any(changed), warnings)
+    draws = _warnings_of_draws("valid_step", step, step.valid, program, host_generators, state)
+    varying = dependent_outputs(program.jaxpr, [True] * len(program.jaxpr.invars))
+    has_loss = all(varying[index] for index in generated_loss)
+    return TracedValidStep(problems, program, any(changed), draws, has_loss)
 
 
 def _warnings_of_draws(

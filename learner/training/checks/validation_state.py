@@ -47,7 +47,7 @@ def warnings_of_valid(step: StepFunctions, state: TrainState, batch: PyTree, tra
     """Return the warnings about a valid step that was traced on this batch."""
     # The state that it carries is only known from a second trace.
     carried = carried_state(step, state, batch) if traced.changes_state and not traced.problems else []
-    return [*([_warning_of_carried(carried)] if carried else []), *traced.warnings]
+    return [*([_warning_of_carried(carried)] if carried else []), *traced.draw_warnings]
 
 
 def _warning_of_carried(names: Sequence[str]) -> str:

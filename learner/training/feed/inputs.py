@@ -252,12 +252,11 @@ def label_warnings(known: Mapping[str, Sequence[str]], data: Any, name: str = "v
             numbered = zip(known.get(field, ()), names, strict=False)
             number, pair = next(((i, pair) for i, pair in enumerate(numbered) if pair[0] != pair[1]), (0, None))
             if pair is not None and not set(known[field]).isdisjoint(names):
-                is_certain = field in label_names(_dataset(each))
-                ignored = "" if is_certain else ". Ignore this warning if a function of map renumbers them"
                 warnings.append(
                     f"{field!r} numbers its texts differently in {split} than in train: {number} is {pair[0]!r} in "
                     f"train and {pair[1]!r} in {split}, so the model confuses them. Give both the same list, "
-                    f"labels={{{field!r}: [...]}}, or folders of images the same names{ignored}"
+                    f"labels={{{field!r}: [...]}}, or folders of images the same names. Ignore this "
+                    "warning if a function of map renumbers them"
                 )
     return warnings
 

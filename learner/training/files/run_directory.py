@@ -20,6 +20,7 @@ from learner.training.feed.inputs import Inputs
 from learner.training.files import directory
 from learner.training.options import Options
 from learner.util.disk import make_directory
+from learner.util.user_warnings import warn
 
 SINGLE_PROCESS = SingleProcess()
 T = TypeVar("T")
@@ -90,7 +91,10 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
         if processes.index == 0:
             for path in _directories(options):
                 # Evaluations that were recorded while the loggers closed: the summary was written, the lock held.
-                complete_summary(path)
+                try:
+                    complete_summary(path)
+                except (OSError, LearnerError) as error:
+                    warn(f"the evaluations of {path} could not be added to its summary: {error}")
 
 
 def _checkpoints_elsewhere(options: Options) -> Path | None:

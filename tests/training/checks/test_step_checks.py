@@ -1302,7 +1302,7 @@ def deep():
 
 def draw_warnings(model, train_step, valid_step, batch):
     learner = learner_for(train_step, given=model, valid=valid_step)
-    return trace_valid(learner.definition.step, jax.eval_shape(learner.init), batch, "valid").warnings
+    return trace_valid(learner.definition.step, jax.eval_shape(learner.init), batch, "valid").draw_warnings
 
 
 @pytest.mark.full
@@ -1339,11 +1339,20 @@ def test_a_batch_field_named_rng_is_not_dropout(deep):
     assert draw_warnings(Linen(Deep(), deep, ("dropout",)), step, valid_step, batch) == []
 
 
+class OfComplex(MeanMetric):
+    name, fields = "Of Complex", ("predictions",)
+
+    def update(self, state, output, info):
+        return state.add(jnp.abs(output.predictions))
+
+
 def test_metrics_of_real_numbers_refuse_complex_fields():
     def step(model, batch):
         z = jax.lax.complex(batch["x"] @ model["w"], batch["x"] @ model["w"])[:, 0]
         return {"loss": jnp.abs(z).mean(), "predictions": z, "targets": z}
 
+    whole = Aggregate("Sum", {"a": OfComplex()}, lambda a: a, higher_is_better=False)
+    assert checked(step, OfComplex(), whole) == ([], False)
     (problem,), _ = checked(step, MeanAbsoluteError())
     assert "the metric Mean Absolute Error is of real numbers, and predictions, targets of train_step's" in problem
 
@@ -1351,14 +1360,14 @@ def test_metrics_of_real_numbers_refuse_complex_fields():
 def test_a_mean_of_a_field_needs_its_rows():
     def step(model, batch):
         each = (batch["x"] @ model["w"])[:, 0]
-        return {"loss": each.mean(), "each": each, "heads": jnp.stack([each.mean()] * 3)}
+        return {"loss": each.mean(), "each": each, "heads": jnp.stack([each.mean()] * 3), "two": jnp.tile(each, 2)}
 
-    assert checked(step, FieldMean("each"), FieldMean("loss", "Mean")) == ([], False)
+    assert checked(step, FieldMean("each"), FieldMean("loss", "Mean"), FieldMean("two")) == ([], False)
     (problem,), _ = checked(step, FieldMean("heads"))
     assert "that field of train_step's output has the shape [3] for 4 rows" in problem
 
 
-def test_a_generated_output_without_a_loss_is_warned_about():
+def test_a_generated_output_without_a_loss_is_known():
     def valid(scored):
         def step(model, batch):
             output = classify(model, batch)
@@ -1367,8 +1376,8 @@ def test_a_generated_output_without_a_loss_is_warned_about():
 
         return step
 
-    learner = learner_for(classify, valid=valid(False))
-    (warning,) = trace_valid(learner.definition.step, jax.eval_shape(learner.init), BATCH, "valid").warnings
-    assert "valid/Loss is NaN" in warning
-    learner = learner_for(classify, valid=valid(True))
-    assert trace_valid(learner.definition.step, jax.eval_shape(learner.init), BATCH, "valid").warnings == []
+    def has_loss(step):
+        learner = learner_for(classify, valid=step)
+        return trace_valid(learner.definition.step, jax.eval_shape(learner.init), BATCH, "valid").has_loss
+
+    assert [has_loss(step) for step in (classify, valid(True), valid(False))] == [True, True, False]
