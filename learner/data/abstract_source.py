@@ -149,6 +149,10 @@ class Source(abc.ABC):
         """
         return None
 
+    def draws_itself(self) -> bool:
+        """Return True if the data has random generators of its own, so that it may differ each time it is read."""
+        return False
+
     def bad_batch(self) -> str | None:
         """Return the fields of the first batch in memory that are not finite, for messages; empty if there is none.
         Return None if batches are not in memory.

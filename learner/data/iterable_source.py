@@ -135,6 +135,12 @@ class IterableSource(StatefulSource):
             )
         return super().open(epoch, start, state, warn)
 
+    def draws_itself(self) -> bool:
+        """See `Source`."""
+        return bool(
+            generators_of(self._data) if isinstance(self._data, Iterable) else generators_of_function(self._data)
+        )
+
     def bad_batch(self) -> str | None:
         """See `Source`."""
         if not isinstance(self._data, list | tuple) or self.shares > 1:

@@ -118,6 +118,8 @@ def _plan(
     # Without checkpoints the state of the data is not needed.
     if options.checkpoints is not None:
         inputs.warnings.extend(inputs.source("train").keep_state())
+    if resumes:
+        inputs.warnings.extend(_redrawn(split) for split in inputs.valid if inputs.source(split).draws_itself())
     step, strategy, optimizer = definition.step, definition.strategy, definition.optimizer
     lr = optimizer.lr if step.schedule is None and optimizer.plateau is None else None
     plateau = optimizer.plateau
@@ -399,6 +401,14 @@ def _of_written(names: Sequence[str]) -> str:
         "changes trained parameters. State that one step passes to the next is not a parameter: freeze it "
         "(freeze('^carry'), or trainable=), or keep it in a variable of another type (nnx). Changes other than by "
         "gradients belong in the optimizer, such as optax.keep_params_nonnegative(), or in update="
+    )
+
+
+def _redrawn(split: str) -> str:
+    return (
+        f"the {split} data draws random numbers from a generator of its own, whose state is no part of a checkpoint: "
+        "from here on, validations read other data than in a run without an interruption. Make the generator anew in "
+        "each read, with the same seed"
     )
 
 

@@ -302,6 +302,8 @@ class Run(ThreadOwned):
         requested = self.stop.take_save_request()
         if saver is None:
             return
+        if ended is None and self.stop_reason() == "num_steps" and self.validator.unvalidated(p.step):
+            return  # `finish` validates first, so that the checkpoint has a score
         if requested or saver.is_due(ended, p.step):
             self.save(ended)
         else:
@@ -373,8 +375,10 @@ class Run(ThreadOwned):
             with self.timer.spent.saving():
                 self.saver.wait()  # only then are failed saves known
             if not self.saver.is_saved(p):
-                requested = self.stop.stop_requested
-                self.save(None if inside else (p.epoch - 1 or None), at_stop=requested, at_end=not requested)
+                requested, ended = self.stop.stop_requested, None if inside else (p.epoch - 1 or None)
+                # One that is due counts among the newest in a longer run as well.
+                at_end = not requested and not (inside and self.saver.is_due(None, p.step))
+                self.save(ended, at_stop=requested, at_end=at_end)
         # After the save, which copies the metrics in flight: closing the split donates their states.
         if inside and reason == "num_steps":
             self._close_train()

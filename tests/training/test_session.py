@@ -7,6 +7,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -389,3 +390,26 @@ def test_requests_are_answered_after_one_that_cannot_be_removed(tmp_path, monkey
 
     builder = quiet(tmp_path / "run").metric_loggers(Messages()).num_epochs(10**6).on_epoch_end(ask)
     assert build_line(builder).fit(batches()).stopped_by == "asked by somebody"
+
+
+@pytest.mark.parametrize("saves", [{"every_steps": 7}, {"every_steps": 1}, {"every_steps": 3}, {"every_epochs": 1}])
+def test_the_last_validation_of_a_run_of_steps_can_be_the_best(tmp_path, saves):
+    """Whenever the run saves."""
+    builder = quiet(tmp_path / "run").num_steps(STEPS + 1).with_file_checkpointer(**saves).restore_best()
+    result = build_line(builder).fit(batches(), batches())
+    (_, first), (step, last) = [(p.step, p.value) for p in result.history.points("valid/Loss")]
+    assert (last < first, step, result.best_step) == (True, STEPS + 1, STEPS + 1)
+    assert saved_steps(tmp_path / "run")[-1] == STEPS + 1
+
+
+def test_validation_data_that_draws_by_itself_is_warned_about_in_a_resumed_run(tmp_path):
+    class Noisy:
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def __iter__(self):
+            return ({**part, "x": part["x"] + np.float32(self.rng.normal())} for part in batches())
+
+    for epochs, count in ((1, 0), (2, 1)):
+        build_line(quiet(tmp_path / "run", saves=True).num_epochs(epochs).resume()).fit(batches(), Noisy())
+        assert log_of(tmp_path / "run").count("valid data draws random numbers from a generator of its own") == count

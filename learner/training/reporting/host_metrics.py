@@ -46,6 +46,7 @@ class HostMetrics(ThreadOwned):
     ):
         self._metrics, self.rows, self._warn = metrics, rows, warn
         self.arrays: Arrays = {}
+        self._before: dict[str, dict[str, Any]] = {}  # the states before a validation in progress, by split
         self._without_value: set[str] = set()  # names of metrics that returned None
         self._reported = _undefined_in(history)  # names of metrics that were reported as undefined
 
@@ -58,6 +59,8 @@ class HostMetrics(ThreadOwned):
           weights: `[count]`.
         """
         split, count = read.pairs[0][0].split, len(numbers)
+        if split != "train" and split not in self._before:
+            self._before[split] = self._states_of(split)
         rows = sum(dispatched.rows for dispatched, _ in read.pairs)
         weight = float(weights.sum(dtype=np.float64))
         columns, index = {}, 0
@@ -100,6 +103,7 @@ class HostMetrics(ThreadOwned):
             if callable(draw := getattr(metric, "picture", None)):
                 pictures[metric.name] = functools.partial(draw, value)
         self.rows.discard(finished.split)
+        self._before.pop(finished.split, None)
         self._warn_of_undefined(finished, values, has_skips)
         others = {name: _checked_number(name, value) for name, value in on_device.items() if name not in values}
         return values | others, pictures
@@ -112,14 +116,17 @@ class HostMetrics(ThreadOwned):
                 metric.reset()
 
     def get_states(self) -> dict[str, dict[str, Any]]:
-        """Return the states of metrics on the host for a checkpoint as JSON, by split and name."""
-        states: dict[str, dict[str, Any]] = {}
-        for split, metrics in self._metrics.items():
-            for metric in metrics:
-                if isinstance(metric, HostMetric) and (state := metric.get_state()) is not None:
-                    # Encoded now: the metric may change its state before the saver's thread writes it.
-                    states.setdefault(split, {})[metric.name] = encode(state)
-        return states
+        """Return the states of metrics on the host for a checkpoint as JSON, by split and name. A validation in
+        progress does not count, as it is repeated.
+        """
+        states = {split: self._before.get(split, self._states_of(split)) for split in self._metrics}
+        return {split: of_split for split, of_split in states.items() if of_split}
+
+    def _states_of(self, split: str) -> dict[str, Any]:
+        metrics = [metric for metric in self._metrics.get(split, ()) if isinstance(metric, HostMetric)]
+        states = {metric.name: metric.get_state() for metric in metrics}
+        # Encoded now: the metric may change its state before the saver's thread writes it.
+        return {name: encode(state) for name, state in states.items() if state is not None}
 
     def _warn_of_undefined(self, finished: SplitFinished, values: Mapping[str, float | str], has_skips: bool) -> None:
         """Warn once about each metric whose value is NaN, unless a report of the steps explains it."""

@@ -985,3 +985,43 @@ def test_a_value_that_is_missing_is_reported_as_such(start):
     assert reported == [
         "valid/Forgets of epoch 1 is not defined (NaN), which is said once: its compute returned nothing (None)"
     ]
+
+
+class Seen(HostMetric):
+    """The number of all steps and batches so far."""
+
+    name, seen = "Seen", 0
+
+    def update(self, steps, seconds):
+        self.seen += steps
+        return 1.0
+
+    def compute(self):
+        return float(self.seen)
+
+    def reset(self):
+        pass
+
+    def get_state(self):
+        return {"seen": self.seen}
+
+    def set_state(self, state):
+        self.seen = state["seen"]
+
+
+def test_a_validation_in_progress_is_not_in_the_states_of_metrics(start):
+    """A run that stops within it repeats it."""
+    worker = start(Loss(), Seen())
+
+    def states():
+        answer = concurrent.futures.Future()
+        put_all(worker, Query(lambda: worker.snapshot(in_validation=True, with_rows=False), answer))
+        return {split: of_split["Seen"]["seen"] for split, of_split in answer.result().host_metrics.items()}
+
+    put_all(worker, steps_dispatched(1, 0.5, 0.5))
+    assert states()["train"] == 2
+    for number, before in enumerate((2, 6)):  # the splits share the metric
+        put_all(worker, steps_dispatched(1, 0.5, 0.5, 0.5, 0.5, split="valid"))
+        assert states()["valid"] == before, number
+        put_all(worker, SplitFinished("valid", 1, 2, None, {"Loss": jnp.float32(0.5)}))
+        assert states()["valid"] == before + 4, number
