@@ -16,7 +16,7 @@ from learner.checkpoint.retention import CheckpointOptions
 from learner.errors import LearnerError, Problem, one_error
 from learner.events import Listener
 from learner.learner import Learner
-from learner.loggers.base import refuse_idle
+from learner.loggers.base import check_listener
 from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.metrics.base import MetricBase
 from learner.metrics.losses import Loss
@@ -185,7 +185,7 @@ class LearnerBuilder:
                     "MemoryLogger()",
                     code="logger-not-listener",
                 )
-            refuse_idle(logger, "logger")
+            check_listener(logger, "logger")
             own = logger.file if isinstance(logger, ExactlyOnceLogger) else None
             if own and any(
                 isinstance(other, ExactlyOnceLogger) and other.file == own for other in self._options.loggers
@@ -208,7 +208,7 @@ class LearnerBuilder:
                 code="renderer-not-listener",
             )
         if renderer is not None:
-            refuse_idle(renderer, "renderer")
+            check_listener(renderer, "renderer")
         return self._set(renderer=renderer)
 
     def application_logger(self, logger: logging.Logger | bool | None) -> Self:

@@ -60,8 +60,10 @@ class MetricLogger(Listener):
                     self.log_step(event.split, name, number, event.epoch, step)
 
 
-def refuse_idle(listener: Listener, what: str) -> None:
-    """Raise `LearnerError` for a listener that overrides no method, perhaps because of a misspelled name."""
+def check_listener(listener: Listener, what: str) -> None:
+    """Raise `LearnerError` for a listener that overrides no method, perhaps because of a misspelled name, or that has
+    attributes of another type. `what`: `logger` or `renderer`.
+    """
     kind = type(listener)
     methods = ("log", "log_step") if isinstance(listener, MetricLogger) else ("on_event",)
     base = MetricLogger if isinstance(listener, MetricLogger) else Listener

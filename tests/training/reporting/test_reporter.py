@@ -34,6 +34,7 @@ from learner.training.reporting.messages import Callback, EpochFinished, Query, 
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import DispatchTime, StepTimeEstimator
 from tests.support.codes import raises_code
+from tests.support.everything import StepsSeen
 
 WAIT = 30  # seconds after which a test fails instead of hanging
 
@@ -987,36 +988,14 @@ def test_a_value_that_is_missing_is_reported_as_such(start):
     ]
 
 
-class Seen(HostMetric):
-    """The number of all steps and batches so far."""
-
-    name, seen = "Seen", 0
-
-    def update(self, steps, seconds):
-        self.seen += steps
-        return 1.0
-
-    def compute(self):
-        return float(self.seen)
-
-    def reset(self):
-        pass
-
-    def get_state(self):
-        return {"seen": self.seen}
-
-    def set_state(self, state):
-        self.seen = state["seen"]
-
-
 def test_a_validation_in_progress_is_not_in_the_states_of_metrics(start):
     """A run that stops within it repeats it."""
-    worker = start(Loss(), Seen())
+    worker = start(Loss(), StepsSeen())
 
     def states():
         answer = concurrent.futures.Future()
         put_all(worker, Query(lambda: worker.snapshot(in_validation=True, with_rows=False), answer))
-        return {split: of_split["Seen"]["seen"] for split, of_split in answer.result().host_metrics.items()}
+        return {split: of_split["Steps Seen"]["seen"] for split, of_split in answer.result().host_metrics.items()}
 
     put_all(worker, steps_dispatched(1, 0.5, 0.5))
     assert states()["train"] == 2
