@@ -1,6 +1,7 @@
 """Tests of optax's optimizers as classes of configs."""
 
 import dataclasses
+import importlib
 import inspect
 import warnings
 
@@ -128,3 +129,10 @@ def test_error_of_optax_names_the_optimizer():
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="AdamQ"):
         optimizers.AdamQ  # noqa: B018
+
+
+def test_configs_of_earlier_versions_find_the_classes():
+    """The `config.yaml` of a run names them by the module in which they were, and the run still resumes."""
+    earlier = importlib.import_module("learner.cli.optimizers")
+    assert {name: getattr(earlier, name) for name in OPTIMIZERS} == dict(OPTIMIZERS)
+    assert earlier.Optimizer is OptimizerConfig
