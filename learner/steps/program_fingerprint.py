@@ -32,6 +32,7 @@ def jaxpr_fingerprint(closed_jaxpr: Any) -> str:
     Args:
       closed_jaxpr: the result of `jax.make_jaxpr(fn)(*arguments)` or `jax.jit(fn).trace(*arguments).jaxpr`.
 
+    >>> import jax.numpy as jnp
     >>> def program(rate):
     ...     return jax.make_jaxpr(lambda x: x - rate * x)(jnp.ones(3))
     >>> jaxpr_fingerprint(program(0.1)) == jaxpr_fingerprint(program(0.1))
