@@ -29,6 +29,7 @@ from learner.training.checks.agreement import propagate_failures
 from learner.training.checks.fingerprints import saved_labels
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
+from learner.training.feed.inputs import data_rewinder, rewound
 from learner.training.files.run_directory import locked_directory, prepare
 from learner.training.passes import MetricValues
 from learner.training.population_result import finished_result, run_result
@@ -173,13 +174,21 @@ class Learner(Generic[ModelT]):
                 "with another directory",
                 code="learner-already-fitted",
             )
-        definition, options, processes = self.definition, self.definition.options, hosts()
         train, valid = self._train if train is None else train, self._valid if valid is None else valid
-        if options.population is not None and options.population.waves:
+        population, rewind = self.definition.options.population, data_rewinder(train, valid)
+        try:
+            if population is None or not population.waves:
+                return self._fit(train, valid)
             of_waves: LearningResult[ModelT] = fit_waves(
-                definition, train, valid, processes, lambda wave: self._fit_wave(wave, train, valid)
+                self.definition, train, valid, hosts(), lambda wave: self._fit_wave(wave, train, valid)
             )
             return of_waves
+        finally:
+            if not self._fitted:
+                rewind()
+
+    def _fit(self, train: Any, valid: Any) -> LearningResult[ModelT]:
+        definition, options, processes = self.definition, self.definition.options, hosts()
         stages = stage_line(sys.stdout if options.renderer == "auto" and processes.index == 0 else None)
         with propagate_failures(processes), stages, own_context(), dropped_signals() as raise_dropped:
             enter_stage("checking the step")
@@ -285,7 +294,9 @@ class Learner(Generic[ModelT]):
         from learner.diagnostics.sharding_report import build_sharding_report
 
         self.definition.refuse_population("sharding_report")
-        return build_sharding_report(self.definition, self._train if train is None else train, self._valid)
+        train = self._train if train is None else train
+        with rewound(train, self._valid):
+            return build_sharding_report(self.definition, train, self._valid)
 
     def overview(self, train: Any = None, *, compiled: bool = True) -> "Overview":
         """Return an overview of a run without training: the arrays of the model, the operations of a step, the length
@@ -299,7 +310,9 @@ class Learner(Generic[ModelT]):
         from learner.diagnostics.overview import build_overview
 
         self.definition.refuse_population("overview")
-        return build_overview(self.definition, self._train if train is None else train, self._valid, compiled)
+        train = self._train if train is None else train
+        with rewound(train, self._valid):
+            return build_overview(self.definition, train, self._valid, compiled)
 
     def find_lr(
         self,
@@ -414,7 +427,12 @@ class Learner(Generic[ModelT]):
 
     def _fit_trial(self, train: Any) -> "trials.Fit":
         train = self._train if train is None else train
-        return lambda definition: Learner(definition, train).fit()
+
+        def fit(definition: TrainingDefinition) -> LearningResult[Any]:
+            with rewound(train):
+                return Learner[Any](definition, train).fit()
+
+        return fit
 
 
 def _announce_finished(directory: Path, result: LearningResult[Any]) -> None:

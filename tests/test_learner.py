@@ -19,6 +19,7 @@ from learner.data import ArrayDataset, DataLoaderBuilder
 from learner.metrics import AUROC, Accuracy, LearningRate
 from learner.runs.history import read_history
 from tests.support.codes import raises_code
+from tests.support.redrawn import REDRAWN
 from tests.support.runs import (
     BATCH,
     ROWS,
@@ -329,6 +330,37 @@ def test_rejected_fit_consumes_no_batch_of_a_generator(tmp_path):
     with raises_code("learner-valid-every-without-data"):
         build_line(quiet(tmp_path / "refused").valid_every(steps=1)).fit(data)
     assert build_line(quiet(tmp_path / "run")).fit(data).summary["steps"] == STEPS
+
+
+def refused_fit(learner, data, valid):
+    with raises_code("learner-untrainable"):
+        learner.fit(data, {"one": valid})
+
+
+LOOKS = {
+    "overview": lambda learner, data, valid: learner.overview(data),
+    "sharding_report": lambda learner, data, valid: learner.sharding_report(data),
+    "find_lr": lambda learner, data, valid: learner.find_lr(data, steps=3),
+    "profile": lambda learner, data, valid: learner.profile(data, steps=(1, 2)),
+    "check": lambda learner, data, valid: learner.check(data, {"one": valid}, only=["overlap"]),
+    "refused fit": refused_fit,
+}
+
+
+@pytest.mark.parametrize("make", REDRAWN)
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_at_the_data_does_not_change_it(tmp_path, monkeypatch, look, make):
+    """Otherwise the numbers of a `fit` depend on what was called before it."""
+    monkeypatch.chdir(tmp_path)
+    builder = quiet(tmp_path / "run").num_epochs(3)
+    builder = builder.metrics(Accuracy()) if look == "refused fit" else builder
+    data, valid = make(), make()
+    LOOKS[look](build_line(builder), data, valid)
+    for given in (data, valid):
+        expected = make()
+        for _ in range(2):
+            epochs = [list(each() if callable(each) else each) for each in (given, expected)]
+            np.testing.assert_array_equal(*([batch["x"] for batch in epoch] for epoch in epochs))
 
 
 def test_validation_inside_epochs(tmp_path):

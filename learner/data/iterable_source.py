@@ -341,9 +341,11 @@ class IterableSource(StatefulSource):
 
 def rewinder(data: Any) -> Callable[[], None]:
     """Return a function that puts data back into its present state: its random generators, and its own state if it has
-    methods for that. Data of `learner` needs none.
+    methods for that. Data of `learner` needs none. Iterators, which can be read only once, stay where they are.
     """
     data = data.data if isinstance(data, PerProcess) else data
+    if isinstance(data, Iterator):
+        return lambda: None
     generators = generators_of(data) if isinstance(data, Iterable) else generators_of_function(data)
     states, state = states_of(generators), None
     # Those of PyTorch start their workers if they are asked for a state before they are read.
@@ -361,7 +363,7 @@ def rewinder(data: Any) -> Callable[[], None]:
             except Exception as error:
                 warn(
                     f"{type(data).__name__} does not take back the state that it had before it was read ({error!r}), "
-                    "so the waves of the population may read different data"
+                    "so it may give other data now"
                 )
 
     return rewind

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from learner.data.batch_arrays import batch_arrays, refuse_wrapped
-from learner.data.randomness import generators_of, restore, states_of
 from learner.data.source import source_of
 from learner.errors import LearnerError
 from learner.metrics.losses import Loss
@@ -21,7 +20,7 @@ from learner.steps.measure import MetricCollection
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import signature_of
-from learner.training.feed.inputs import Inputs, run_length, valid_sources
+from learner.training.feed.inputs import Inputs, rewound, run_length, valid_sources
 from learner.training.preflight import read_checked
 from learner.training.programs.single_step import SingleStepRunner
 from learner.util.trees import is_key
@@ -118,22 +117,16 @@ class CheckTrial:
 def open_trial(
     definition: TrainingDefinition, train: Any, valid: Any, steps: int, clock: Callable[[], float]
 ) -> Iterator[CheckTrial]:
-    """Yield the trial of a learner. Afterwards the random generators of its data have their original states.
+    """Yield the trial of a learner. Afterwards the data has its original state.
 
     Raises:
       LearnerError: the learner cannot be trained, or its data can be read only once.
     """
     _refuse_one_shot(definition, train, valid)
-    data = train, *(valid.values() if isinstance(valid, dict) else [valid])
-    generators = [generators_of(each) for each in data]
-    states = [states_of(each) for each in generators]
-    try:
+    with rewound(train, valid):
         trial = CheckTrial(definition, train, valid, steps, clock)
         with contextlib.closing(trial.inputs):
             yield trial
-    finally:
-        for owned, state in zip(generators, states, strict=True):
-            restore(owned, state)
 
 
 def _refuse_one_shot(definition: TrainingDefinition, train: Any, valid: Any) -> None:

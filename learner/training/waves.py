@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from learner.data.iterable_source import rewinder
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError
 from learner.runs.layout import end_word
@@ -17,7 +16,7 @@ from learner.runs.population import read_waves, write_waves
 from learner.strategies.device_lookup import memory_limit
 from learner.training.checks.population_checks import state_bytes
 from learner.training.definition import TrainingDefinition
-from learner.training.feed.inputs import has_several
+from learner.training.feed.inputs import data_rewinder
 from learner.training.files import directory
 from learner.training.files.run_directory import locked_directory, may_resume
 from learner.training.options import Options
@@ -62,7 +61,7 @@ def fit_waves(
     for wave in of_waves:
         may_resume(wave)  # raises, before the first of them begins
     # Before anything is read: each wave, and a resumed one, reads the same data.
-    rewinders = [rewinder(data) for data in (train, *(valid.values() if has_several(valid) else [valid]))]
+    rewind = data_rewinder(train, valid)
     preflight(_with(definition, of_waves[0]), train, valid, processes).inputs.close()  # raises, too
     results: list[PopulationResult] = []
     # Without the members: each wave locks their directories itself.
@@ -71,8 +70,7 @@ def fit_waves(
         for wave in of_waves:
             if options.time_limit is not None:  # it applies to all waves together
                 wave = dataclasses.replace(wave, time_limit=max(0.01, options.time_limit - (time.monotonic() - began)))
-            for rewind in rewinders:
-                rewind()
+            rewind()
             results.append(fit(_with(definition, wave)))
             gc.collect()  # the next wave needs the memory held by reference cycles
             if end_word(results[-1].stopped_by) != "ended":

@@ -15,7 +15,7 @@ from learner.diagnostics.check_result import QUESTIONS
 from learner.loggers import MemoryLogger
 from learner.schedules import Linear
 from tests.support.codes import raises_code
-from tests.support.runs import Net, arrays, batches, build_line, line_step, model_bits, quiet, shuffled, valid_data
+from tests.support.runs import Net, batches, build_line, line_step, model_bits, quiet, shuffled, valid_data
 from tests.support.small_models import BATCH, CASES, other_batch
 from tests.support.stopped import some
 
@@ -128,28 +128,6 @@ def test_check_changes_nothing(tmp_path):
     assert (calls, memory.events, list(tmp_path.iterdir())) == ([], [], [])
     assert model_bits(model) == before
     assert model_bits(checked.fit().model) == model_bits(learner("two").fit().model)
-
-
-class Reshuffled:
-    """Batches in an order that each epoch draws from the object's generator."""
-
-    def __init__(self):
-        self.rng = np.random.default_rng(0)
-
-    def __iter__(self):
-        order = self.rng.permutation(20)
-        for start in range(0, 20, 4):
-            yield {name: x[order[start : start + 4]] for name, x in arrays().items()}
-
-
-def test_random_generators_of_the_data_are_restored(tmp_path):
-    data, valid = Reshuffled(), Reshuffled()
-    state = data.rng.bit_generator.state
-    build_line(quiet(tmp_path / "run")).check(data, {"one": valid}, only=["overlap"])
-    assert data.rng.bit_generator.state == state
-    assert valid.rng.bit_generator.state == state
-    list(data)
-    assert data.rng.bit_generator.state != state
 
 
 @pytest.mark.full

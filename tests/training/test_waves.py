@@ -12,6 +12,7 @@ from learner.runs.population import read_waves
 from learner.training import waves
 from learner.training.checks import population_checks
 from tests.support.codes import raises_code
+from tests.support.redrawn import REDRAWN
 from tests.support.runs import arrays, batches, class_step, journal_of, line, model_bits, quiet, shuffled, tree_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -233,34 +234,7 @@ def test_a_time_limit_applies_to_all_waves(tmp_path):
     assert result.stopped_by.startswith("time")
 
 
-class Drawn:
-    """Batches in an order that a generator of their own draws in each epoch."""
-
-    def __init__(self):
-        self.rng = np.random.default_rng(0)
-
-    def __iter__(self):
-        parts = batches(8)
-        return (parts[number] for number in self.rng.permutation(len(parts)))
-
-
-class Counted:
-    """Batches whose numbers depend on how often they were read, which is their state."""
-
-    reads = 0
-
-    def __iter__(self):
-        self.reads += 1
-        return ({**part, "x": part["x"] * np.float32(self.reads)} for part in batches(8))
-
-    def state_dict(self):
-        return {"reads": self.reads}
-
-    def load_state_dict(self, state):
-        self.reads = state["reads"]
-
-
-@pytest.mark.parametrize("data", [Drawn, Counted])
+@pytest.mark.parametrize("data", REDRAWN)
 def test_each_wave_reads_the_same_data(tmp_path, data):
     """Otherwise the waves cannot be compared, and one that resumes in a new process has other numbers."""
     members = fit(lines(tmp_path / "waves", 1, lr=[0.1, 0.2], waves=2), data(), batches(8))

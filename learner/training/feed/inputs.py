@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from learner.data.abstract_source import Source
 from learner.data.array_dataset import is_data_frame
 from learner.data.batch_arrays import BATCHES_IN_CONFIG, batch_arrays, rounding_warnings
 from learner.data.dataset import Dataset
+from learner.data.iterable_source import rewinder
 from learner.data.label_names import label_names
 from learner.data.loader import DataLoader
 from learner.data.sharding import ProcessShard
@@ -182,6 +183,27 @@ def read_valid(
     with closed_on_error(inputs):
         inputs.first_batches.update({split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
     return inputs
+
+
+def data_rewinder(train: Any, valid: Any = None) -> Callable[[], None]:
+    """Return a function that puts the data of a run back into its present state, as before it was read."""
+    rewinders = [rewinder(data) for data in (train, *_splits(valid).values())]
+
+    def rewind() -> None:
+        for each in rewinders:
+            each()
+
+    return rewind
+
+
+@contextlib.contextmanager
+def rewound(train: Any, valid: Any = None) -> Iterator[None]:
+    """Put the data back into its present state at the end of the block, so that reading it changes nothing."""
+    rewind = data_rewinder(train, valid)
+    try:
+        yield
+    finally:
+        rewind()
 
 
 def has_several(valid: Any) -> bool:
