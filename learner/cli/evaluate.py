@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from learner.cli.configs.config import RunConfig
 from learner.cli.configs.overrides import apply_overrides, read_yaml
 from learner.cli.configs.saved_configs import refuse_other_directory, saved_config
 from learner.cli.configs.sources import source
+from learner.cli.outputs import SUFFIXES, joined, write_outputs
 from learner.cli.parsing import PROCESSES, Parser, check_output
 from learner.cli.processes import connected, process_options
 from learner.cli.trust import require_trust
-from learner.config.limits import SUFFIXES
+from learner.config import limits
 from learner.errors import LearnerError
 from learner.learner import Learner
 from learner.records import hub
@@ -27,16 +28,16 @@ from learner.training.evaluation import Evaluator
 from learner.training.files.directory import holds_run
 from learner.training.follow import follow
 from learner.training.passes import MetricValues
-from learner.util.disk import replacing
 from learner.util.json_values import encode
+from learner.util.optional import import_optional
 from learner.util.text import aligned, join_names, printable
 
 EVALUATE = """\
 Prints the metrics of the newest checkpoint of the run in DIR on its validation data. With --split=test --data=FILE, it
 evaluates the best checkpoint and writes the values into the run, where compare and report show them."""
 PREDICT = """\
-Writes the outputs of the predict step of the newest checkpoint in DIR, row by row, to an .npz file. Without a predict
-step, they are those of the valid step."""
+Writes the outputs of the predict step of the newest checkpoint in DIR to a file, row by row: arrays (.npz), or a table
+(.csv, .jsonl or .parquet). Without a predict step, they are those of the valid step."""
 KEYS = """\
 keys of the config:
   --checkpoint=best       use the best checkpoint instead, or that of an epoch
@@ -135,11 +136,16 @@ def predict(words: Sequence[str]) -> int:
     )
     parser.add_argument("data", metavar="DATA", help=about)
     parser.add_processes()
-    about = "the .npz file: one array for each field of the output that has a row for each row of DATA"
+    about = (
+        "an .npz file with one array for each field of the output that has a row for each row of DATA; or a .csv, "
+        ".jsonl or .parquet file with one line for each row"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help=about)
     line = parser.read(words)
     directory, output = line.directory, line.output
-    check_output(output, "the name of an .npz file", [".npz"])
+    check_output(output, f"the name of a file ({', '.join(SUFFIXES)})", SUFFIXES)
+    if output.suffix.lower() == ".parquet":
+        import_optional("pyarrow", "parquet", "Parquet")  # known before all rows are predicted
     refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
     with connected(process_options(line)):
@@ -150,64 +156,11 @@ def predict(words: Sequence[str]) -> int:
         evaluator = Evaluator(learner.definition)
         arrays, others = joined(evaluator.predictions(_loader(line.data)))
         if jax.process_index() == 0:  # each process has all rows
-            _write_arrays(output, arrays)
+            write_outputs(output, arrays)
             table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
             left_out = f"left out, as they have no row for each row: {join_names(others, 8)}"
             print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table), *([left_out] if others else [])]))
     return 0
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an .npz file atomically."""
-    with replacing(path, flushes=False) as file:
-        np.savez(file, allow_pickle=False, **arrays)
-
-
-def joined(batches: Iterable[tuple[int, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the leaves of all outputs that have a row for each row of the data, by path, and the paths of the others.
-    An output that is a single array is called `predictions`.
-
-    Args:
-      batches: the number of rows and the output of each batch, in order; the outputs are pytrees of one structure.
-
-    Raises:
-      LearnerError: there is no such leaf, or its rows differ in shape between batches.
-
-    >>> batches = [(rows, {"loss": np.float32(rows), "logits": np.zeros((rows, 3))}) for rows in (2, 1)]
-    >>> arrays, others = joined(batches)
-    >>> {name: array.shape for name, array in arrays.items()}, others
-    ({'logits': (3, 3)}, ['loss'])
-    """
-    rows: list[int] = []
-    found: dict[str, list[np.ndarray]] = {}
-    for count, output in batches:
-        rows.append(count)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(output)[0]:
-            name = jax.tree_util.keystr(path, simple=True, separator=".") or "predictions"
-            parts = found.setdefault(name, [])
-            parts.append(np.asarray(leaf))
-            _refuse_ragged(name, parts, rows)
-    by_row = {name: parts for name, parts in found.items() if [p.shape[:1] for p in parts] == [(n,) for n in rows]}
-    if not by_row:
-        raise LearnerError(
-            f"the output of the step that predicts ({', '.join(found)}) has no field with a row for each row of data",
-            code="cli-output-without-rows",
-        )
-    others = [name for name in found if name not in by_row]
-    return {name: np.concatenate(parts) for name, parts in by_row.items()}, others
-
-
-def _refuse_ragged(name: str, parts: Sequence[np.ndarray], rows: Sequence[int]) -> None:
-    """Raise `LearnerError` if the last batch has rows of another shape than the first one: they cannot be one array."""
-    first, last = parts[0].shape, parts[-1].shape
-    if (first[:1], last[:1]) == ((rows[0],), (rows[-1],)) and first[1:] != last[1:]:
-        raise LearnerError(
-            f"{name!r} has rows of shape {list(first[1:])} in the first batch and {list(last[1:])} in batch "
-            f"{len(parts)}, as batches padded to different lengths have, and a file needs one shape: give the batcher "
-            "of DATA one length, Pad(length=n), or return values of one shape from predict_step",
-            code="cli-output-ragged",
-            name=name,
-        )
 
 
 def _in_python(line: Namespace, default: str) -> str:
@@ -253,7 +206,7 @@ def _loader(path: str) -> Any:
     from learner.data.npz import read_npz
 
     file = present(path, "DATA")
-    if file.suffix not in (".npz", *SUFFIXES) and (source_name := reader_of(file)) is not None:
+    if file.suffix not in (".npz", *limits.SUFFIXES) and (source_name := reader_of(file)) is not None:
         raise LearnerError(
             f"{path} is neither an .npz file nor a YAML file; a YAML file names other data, as `valid` in a config "
             f"does: dataset: {{class_path: {source_name}, init_args: {{path: {path}}}}}",

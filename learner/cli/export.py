@@ -20,9 +20,10 @@ from learner.records import inference
 from learner.records.model_files import recorder_for, save_model
 from learner.reports.event_files import KIND as TENSORBOARD
 from learner.reports.event_files import write_events
-from learner.reports.tables import KINDS, write_table
+from learner.reports.tables import write_table
 from learner.runs.run_reader import RunReader
 from learner.training.result import numbers_at
+from learner.util.table_files import KINDS
 from learner.util.text import count, printable, size
 from learner.util.trees import named_leaves
 

@@ -1,23 +1,18 @@
 """The numbers of a run as one table for other programs."""
 
 import bisect
-import contextlib
-import csv
-import itertools
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+
+import numpy as np
 
 from learner.errors import LearnerError, near
 from learner.runs.run_reader import RunReader
-from learner.util.json_values import encode
-from learner.util.optional import import_optional
+from learner.util.table_files import KINDS, write_rows
 from learner.util.text import utf8_safe
 
-COLUMNS = ("split", "metric", "level", "epoch", "step", "value", "text")
-BATCH = 65_536
-"""Rows written to a Parquet file at once."""
+_TEXTS, _INTEGERS = {"split": str, "metric": str, "level": str}, {"epoch": np.int64, "step": np.int64}
+COLUMNS = {**_TEXTS, **_INTEGERS, "value": np.float64, "text": str}
 Row = tuple[str, str, str, int, int, float | None, str | None]
 
 
@@ -50,8 +45,7 @@ def write_table(path: str | os.PathLike[str], run: RunReader, kind: str) -> int:
     Args:
       path: the path of the file.
       run: the run to export.
-      kind: `csv`, `jsonl` (one JSON object per line) or `parquet`. Only Parquet stores numbers that are not finite as
-        such; the other formats write NaN, Infinity and -Infinity, in JSON as texts.
+      kind: `csv`, `jsonl` or `parquet`; see `learner.util.table_files`.
 
     Returns:
       The number of rows.
@@ -66,56 +60,9 @@ def write_table(path: str | os.PathLike[str], run: RunReader, kind: str) -> int:
         )
     if not run.keys:
         raise LearnerError(f"{run.directory} has no numbers yet", code="report-without-numbers")
-    partial = Path(f"{os.fspath(path)}.partial")
-    counted = _Counted(rows(run))
     try:
-        partial.unlink(missing_ok=True)  # it may be a link, which would be written through
-        KINDS[kind](partial, counted)
-        partial.replace(path)
+        return write_rows(path, kind, COLUMNS, rows(run))
     except OSError as error:
         raise LearnerError(
             f"the numbers cannot be written to {os.fspath(path)}: {error}", code="report-not-written"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-    return counted.count
-
-
-class _Counted:
-    def __init__(self, given: Iterable[Row]):
-        self._given, self.count = given, 0
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self._given:
-            self.count += 1
-            yield row
-
-
-def _csv(path: Path, given: Iterable[Row]) -> None:
-    with path.open("x", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows([encode(cell) for cell in row] for row in given)
-
-
-def _jsonl(path: Path, given: Iterable[Row]) -> None:
-    with path.open("x", encoding="utf-8") as file:
-        for row in given:
-            values = {name: encode(cell) for name, cell in zip(COLUMNS, row, strict=True) if cell is not None}
-            file.write(json.dumps(values, allow_nan=False) + "\n")
-
-
-def _parquet(path: Path, given: Iterable[Row]) -> None:
-    pyarrow, parquet = (import_optional(name, "parquet", "Parquet") for name in ("pyarrow", "pyarrow.parquet"))
-    types = {"epoch": pyarrow.int64(), "step": pyarrow.int64(), "value": pyarrow.float64()}
-    schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in COLUMNS])
-    iterator = iter(given)
-    with path.open("xb") as file, parquet.ParquetWriter(file, schema) as writer:
-        while batch := list(itertools.islice(iterator, BATCH)):
-            columns = dict(zip(COLUMNS, zip(*batch, strict=True), strict=True))
-            writer.write_table(pyarrow.table({name: list(column) for name, column in columns.items()}, schema=schema))
-
-
-KINDS: dict[str, Callable[[Path, Iterable[Row]], None]] = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}
-"""Writers by the name of their format, which is also the file extension."""

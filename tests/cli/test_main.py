@@ -18,11 +18,10 @@ import yaml
 
 from learner.cli.configs import missing
 from learner.cli.configs.missing import check_words
-from learner.cli.evaluate import joined
 from learner.cli.fit import _train
 from learner.cli.main import COMMANDS, _fail, main
 from learner.util.stages import stage_line
-from tests.support.codes import named_case, raises_code
+from tests.support.codes import named_case
 from tests.support.pseudoterminal import Terminal
 from tests.support.stopped import some
 
@@ -131,7 +130,7 @@ def test_invalid_arguments_are_one_message_and_exit_code_2(learner, workplace):
         (["resume", "."], ". is not the directory of a run"),
         (["evaluate", "nowhere"], "there is no directory nowhere"),
         (["predict", "nowhere", "x.npz"], "learner predict DIR DATA -o FILE"),
-        (["predict", "nowhere", "x.npz", "-o", "y.txt"], "it needs the name of an .npz file"),
+        (["predict", "nowhere", "x.npz", "-o", "y.txt"], "it needs the name of a file (.npz, .csv, .jsonl, .parquet)"),
         (["predict", "nowhere", "x.npz", "-o", "no/y.npz"], "in a directory that exists"),
         (["summary"], "learner summary: the following arguments are required: DIR | CONFIG; learner summary DIR"),
         (["summary", "nowhere"], "there is no directory nowhere"),
@@ -774,6 +773,10 @@ def test_predict(learner, trained, workplace):
     with np.load("again.npz") as outputs:
         assert set(outputs) == {"predictions"}
         np.testing.assert_allclose(outputs["predictions"], first, rtol=1e-6)
+    assert learner("predict", "run", "data.npz", "-o", "table.csv")[0] == 0
+    header, *lines = (workplace / "table.csv").read_text().splitlines()
+    assert header == "predictions,targets"
+    np.testing.assert_array_equal(np.float32([line.split(",")[0] for line in lines]), first)
     stored = "{class_path: mymodule.stored, init_args: {path: data.npz}}"
     (workplace / "data.yaml").write_text(f"dataset: {stored}\nbatch_size: 2")
     code, _, err = learner("predict", "run", "data.yaml", "--output=again.npz")
@@ -827,22 +830,6 @@ def test_evaluate_refuses_a_run_that_never_started(learner, trained):
     code, _, err = learner("evaluate", "run")
     assert code == 2
     assert "run holds no run" in err
-
-
-def test_outputs_without_a_row_for_each_row_are_named():
-    batches = [(rows, {"p": np.zeros((rows, 2)), "mean": np.float32(1), "classes": np.zeros(3)}) for rows in (4, 3)]
-    arrays, others = joined(batches)
-    assert ({name: x.shape for name, x in arrays.items()}, others) == ({"p": (7, 2)}, ["classes", "mean"])
-
-
-def test_outputs_whose_rows_differ_in_shape_are_refused_at_once():
-    def batches():
-        yield 2, {"p": np.zeros((2, 8))}
-        yield 1, {"p": np.zeros((1, 4))}
-        pytest.fail("the rest is not computed")
-
-    with raises_code("cli-output-ragged", name="p"):
-        joined(batches())
 
 
 @pytest.mark.full

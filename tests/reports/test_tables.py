@@ -6,16 +6,16 @@ import json
 import math
 import os
 import sys
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
 from learner.reports.curves import curves
 from learner.reports.pictures import picture
-from learner.reports.tables import KINDS, rows, write_table
+from learner.reports.tables import rows, write_table
 from learner.runs import RunReader
 from learner.util.distribution import install_hint
+from learner.util.table_files import KINDS
 from tests.support.codes import raises_code
 from tests.support.written import write_run, write_steps
 
@@ -89,7 +89,7 @@ def test_json_lines(run, tmp_path):
 
 
 def test_parquet(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("learner.reports.tables.BATCH", 3)
+    monkeypatch.setattr("learner.util.table_files.BATCH", 3)
     write_table(tmp_path / "m.parquet", run, "parquet")
     table = pyarrow.parquet.read_table(tmp_path / "m.parquet").to_pylist()
     assert str([tuple(row.values()) for row in table]) == str(EXPECTED)
@@ -99,7 +99,7 @@ def test_unwritable_place_is_an_error(run, tmp_path, monkeypatch):
     def refuse(path, **_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(Path, "unlink", refuse)  # like a file system that is mounted read-only
+    monkeypatch.setattr(os, "unlink", refuse)  # like a file system that is mounted read-only
     with raises_code("report-not-written"):
         write_table(tmp_path / "m", run, "csv")
 
