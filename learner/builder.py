@@ -16,8 +16,7 @@ from learner.checkpoint.retention import CheckpointOptions
 from learner.errors import LearnerError, Problem, one_error
 from learner.events import Listener
 from learner.learner import Learner
-from learner.loggers.base import check_listener
-from learner.loggers.exactly_once import ExactlyOnceLogger
+from learner.loggers.base import RunLogger, check_listener
 from learner.metrics.base import MetricBase
 from learner.metrics.losses import Loss
 from learner.metrics.metric_checks import check_metric, check_numeric, splits_of
@@ -186,13 +185,12 @@ class LearnerBuilder:
                     code="logger-not-listener",
                 )
             check_listener(logger, "logger")
-            own = logger.file if isinstance(logger, ExactlyOnceLogger) else None
-            if own and any(
-                isinstance(other, ExactlyOnceLogger) and other.file == own for other in self._options.loggers
-            ):
+            own = (logger.file and (logger.place or logger.file)) if isinstance(logger, RunLogger) else None
+            others = [other for other in self._options.loggers if isinstance(other, RunLogger) and other.file]
+            if own in [other.place or other.file for other in others]:
                 raise LearnerError(
-                    f"there are two loggers of {type(logger).__name__}; a run has one, as {own} in its directory keeps "
-                    "how far it got",
+                    f"there are two loggers of {type(logger).__name__}, which would both write {own}: leave one of "
+                    "them out, or give it another path if it takes one",
                     code="logger-twice",
                 )
             self._set(loggers=(*self._options.loggers, logger))
@@ -212,13 +210,15 @@ class LearnerBuilder:
         return self._set(renderer=renderer)
 
     def application_logger(self, logger: logging.Logger | bool | None) -> Self:
-        """Set the run's own log: `True` (default) for `experiment.log`, a `logging.Logger`, or `None` for no log."""
-        if not (logger is None or logger is True or isinstance(logger, logging.Logger)):
+        """Set the run's own log: `True` (default) for `experiment.log`, a `logging.Logger`, or `None` or `False` for no
+        log.
+        """
+        if not (logger is None or isinstance(logger, bool | logging.Logger)):
             raise LearnerError(
                 f"the application logger is {logger!r}; it needs True, None or a logging.Logger",
                 code="logger-application-type",
             )
-        return self._set(application_logger=logger)
+        return self._set(application_logger=logger or None)
 
     def summary(self, show: bool = True, depth: int | None = None) -> Self:
         """Print an overview of the run before it begins (the model's arrays, the devices, the length, the operations
@@ -317,8 +317,9 @@ class LearnerBuilder:
     def steps_per_dispatch(self, k: int) -> Self:
         """Dispatch at most `k` optimizer steps at once, in one compiled loop. The results are bit-identical.
 
-        Default: as many as fit into 64 MiB, at most 32. Regardless of `k`, steps run one by one without a loop if the
-        program has a convolution and runs on a CPU, or if two streamed steps do not fit into 64 MiB.
+        Default: at most 256 steps on rows that are on the device; of streamed batches as many as fit into 64 MiB, at
+        most 32. Regardless of `k`, steps run one by one without a loop if the program has a convolution and runs on a
+        CPU, or if two streamed steps do not fit into 64 MiB.
         """
         return self._set(steps_per_dispatch=_integer("steps_per_dispatch", k, 1))
 

@@ -17,7 +17,7 @@ class CheckpointOptions:
     Attributes:
       keep_last: the number of newest checkpoints to keep, 1 or more.
       keep_best: the number of best checkpoints by `monitor` to keep as well.
-      keep_every: the interval in epochs of checkpoints to keep permanently, or `None`.
+      keep_every: the interval in epochs of checkpoints to save and keep permanently, or `None`.
       monitor: a metric by key; `None`: `valid/Loss`, or `train/Loss` without validation.
       mode: `"min"` or `"max"`; `None`: the metric's own direction.
       every_epochs: the interval in epochs between saves at the end of an epoch.
@@ -102,7 +102,7 @@ class CheckpointOptions:
           step: optimizer steps so far.
           seconds: the seconds since the last save.
         """
-        periods = [(self.every_epochs, ended), (self.every_steps, step)]
+        periods = [(self.every_epochs, ended), (self.keep_every, ended), (self.every_steps, step)]
         if any(every is not None and number is not None and number % every == 0 for every, number in periods):
             return True
         waits = [self.every_seconds, self.epoch_ends_after if ended is not None else None]

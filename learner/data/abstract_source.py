@@ -81,6 +81,7 @@ class Source(abc.ABC):
           the order; `None` before `peek`
         - `order`: `shuffled` or `as given`; `seed`: the seed of the order, for our loaders
         - `dataset`, `batcher` (our loaders), `sampler` (others): descriptions; `in_memory`: arrays (our loaders)
+        - `contents`: a checksum of rows in memory
         """
 
     def describe(self, epoch: int) -> list[str]:
@@ -96,7 +97,8 @@ class Source(abc.ABC):
             return facts
         size = facts["batch_size"]  # of this process; the rows of other processes are unknown
         size = None if size is None else size * self.shares
-        return {**facts, "rows": None, "batch_size": size, **({"dataset": None} if "dataset" in facts else {})}
+        unknown: dict[str, Any] = {name: None for name in ("dataset", "contents") if name in facts}
+        return {**facts, "rows": None, "batch_size": size, **unknown}
 
     def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:  # noqa: B027 (most may be)
         """Raise `LearnerError` if the batches from a position on cannot be read again."""

@@ -1,22 +1,25 @@
 """Fingerprints of data: facts that distinguish data sets, batch sizes and orders.
 
-They are JSON values, need no pass over the data, and are equal in every process. Contents are not compared: changed
-values are not detected if rows, fields and order stay the same.
+They are JSON values, need no pass over data that is not in memory, and are equal in every process. A checksum covers
+arrays in memory.
 """
 
 import functools
 import re
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import as_array, field_name
+from learner.data.batch_arrays import as_array, field_name, refuse_keys
 from learner.data.dataset import Dataset
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 LONGEST = 1000  # characters of a description
+SAMPLE_BYTES = 2**24  # of the rows in a checksum, which takes about 20 ms
+LARGE_BYTES, FEW_ROWS = 2**30, 64  # arrays that may be mapped files, where each row may be a page to read
 
 
 def fields_of(batch: Any, fixed: bool = True) -> dict[str, str]:
@@ -81,7 +84,45 @@ def describe_iterable(data: Any) -> dict[str, Any]:
         "drop_last": drop_last if type(drop_last) is bool else None,
         "order": "as given" if listed else orders.get(sampler),
         "sampler": None if sampler == "NoneType" else sampler,
+        **({"contents": _contents(data)} if lengths else {}),
     }
+
+
+def _contents(batches: Sequence[Any]) -> str | None:
+    """Return the checksum of the rows of batches; see `sampled`."""
+    nbytes = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(batches))
+    chosen = sampled(len(batches), nbytes // len(batches))
+    return checksum_text(digest_of([batches[index] for index in chosen]))
+
+
+def sampled(rows: int, nbytes: int) -> np.ndarray:
+    """Return the numbers of the rows in a checksum: all rows, or evenly spaced ones of at most `SAMPLE_BYTES`, but at
+    least 3; of large data only a few.
+
+    Args:
+      rows: the number of rows.
+      nbytes: the size of a row.
+
+    >>> sampled(5, 8).tolist(), sampled(5, 2**23).tolist()
+    ([0, 1, 2, 3, 4], [0, 2, 4])
+    """
+    most = max(3, SAMPLE_BYTES // max(1, nbytes)) if rows * nbytes <= LARGE_BYTES else FEW_ROWS
+    most = min(rows, most)
+    return np.linspace(0, rows - 1, most).astype(np.intp)
+
+
+def digest_of(batch: Any) -> int | None:
+    """Return a checksum of the numbers of a batch; None if an array holds objects, whose bytes are addresses."""
+    refuse_keys(batch)
+    parts = [np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch)]
+    if any(x.dtype.hasobject for x in parts):
+        return None
+    return functools.reduce(lambda digest, x: zlib.crc32(x.tobytes(), digest), parts, 0)
+
+
+def checksum_text(digest: int | None) -> str | None:
+    """Return a checksum as text for JSON."""
+    return None if digest is None else f"{digest:08x}"
 
 
 def _lengths(batches: Sequence[Any]) -> list[int]:

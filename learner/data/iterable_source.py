@@ -13,11 +13,11 @@ import numpy as np
 
 from learner.data.abstract_source import CHANGED, PyTree, Source
 from learner.data.batch_arrays import as_array
-from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
+from learner.data.data_fingerprint import ADDRESS, describe_iterable, digest_of, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
 from learner.data.randomness import generators_of, generators_of_function, restore, set_epoch, states_of
-from learner.data.sharding import Batches, PerProcess, ProcessShard, digest_of, refuse_small, rows_of, shards_itself
+from learner.data.sharding import Batches, PerProcess, ProcessShard, refuse_small, rows_of, shards_itself
 from learner.data.workers import allow_grain_workers, forks_workers
 from learner.errors import LearnerError
 from learner.util.text import join_names

@@ -15,11 +15,11 @@ import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
 from learner.data.batcher import Batcher, stack
-from learner.data.data_fingerprint import describe_dataset, fields_of, name_of
+from learner.data.data_fingerprint import checksum_text, describe_dataset, digest_of, fields_of, name_of, sampled
 from learner.data.dataset import as_dataset
 from learner.data.mixture import Mixture, MixturePool
 from learner.data.plan import Plan
-from learner.data.sharding import ProcessShard, digest_of
+from learner.data.sharding import ProcessShard
 from learner.errors import LearnerError
 from learner.util.number_checks import check_int
 
@@ -228,7 +228,7 @@ class DataLoader:
     def fingerprint(self) -> dict[str, Any]:
         """Return JSON values that describe rows, batches and order: equal for equally built loaders, in any process.
 
-        No data is read. `fields` is `None` if it could only be found by reading items, as with a batcher.
+        Only arrays in memory are read. `fields` is `None` if only reading items could tell, as with a batcher.
 
         >>> loader = DataLoaderBuilder().batch_size(4).shuffle(seed=1).build({"x": np.arange(10)})
         >>> facts = loader.fingerprint()
@@ -246,12 +246,13 @@ class DataLoader:
             "seed": plan.seed,
             "batcher": name_of(self._batcher),
             "in_memory": self.in_memory,
+            "contents": checksum_text(self.digest()),
             "fields": None if self._gather is None else fields_of(self._gather.data.take(np.zeros(1, np.intp))),
         }
 
     def digest(self) -> int | None:
-        """Return a checksum of three rows: equal for equal arrays in memory, in any process; None for other data, as a
-        user's function may compute its items at random.
+        """Return a checksum of rows, see `sampled`: equal for equal arrays in memory, in any process; None for other
+        data, as a user's function may compute its items at random.
 
         >>> of = lambda numbers: DataLoaderBuilder().batch_size(2).build({"x": np.arange(numbers)}).digest()
         >>> of(6) == of(6), of(6) == of(7)
@@ -260,7 +261,7 @@ class DataLoader:
         if self._gather is None:
             return None
         data = self._gather.data  # `arrays` would copy all rows of a view
-        return digest_of(data.take(np.array([0, len(data) // 2, len(data) - 1], np.intp)))
+        return digest_of(data.take(sampled(len(data), data.nbytes // len(data))))
 
     def close(self) -> None:
         """End worker processes that wait for the next epoch. The loader stays usable: they start again when needed."""

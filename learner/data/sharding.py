@@ -5,15 +5,13 @@ Our loaders read only their share. Every process reads all other data and keeps 
 """
 
 import dataclasses
-import functools
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import as_array, refuse_keys
+from learner.data.data_fingerprint import digest_of
 from learner.errors import LearnerError
 from learner.util.number_checks import check_int
 
@@ -145,15 +143,6 @@ class Batches(Iterator[Any]):
     def limit(self, count: int) -> None:
         """End after `count` more batches."""
         self._remaining = count
-
-
-def digest_of(batch: Any) -> int | None:
-    """Return a checksum of the numbers of a batch; None if an array holds objects, whose bytes are addresses."""
-    refuse_keys(batch)
-    parts = [np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch)]
-    if any(x.dtype.hasobject for x in parts):
-        return None
-    return functools.reduce(lambda digest, x: zlib.crc32(x.tobytes(), digest), parts, 0)
 
 
 class ShardedBatches(Batches):

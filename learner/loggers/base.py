@@ -95,9 +95,15 @@ class RunLogger(Listener):
       every_epochs: store the values of the epochs whose number is a multiple of this. Values of validations inside an
         epoch are always stored.
 
+    Attributes:
+      file: the file in the run's directory that only one logger may write, or None. Loggers with a `place`
+        write there instead.
+
     Raises:
       LearnerError: a value is not an integer of at least 1.
     """
+
+    file: str | None = None
 
     def __init__(self, every_steps: int | None = 1, every_epochs: int = 1):
         problems = []

@@ -101,7 +101,7 @@ class ExactlyOnceLogger(RunLogger):
       file: the file in the run's directory that records the position up to which the server has the run.
     """
 
-    file = "server.json"
+    file: str = "server.json"
 
     def started(self, event: RunStarted) -> None:
         """Read the position up to which the server has the run."""

@@ -36,6 +36,8 @@ class JsonLines(RunLogger):
       every_epochs: see `RunLogger`.
     """
 
+    file = "metrics.jsonl"
+
     def __init__(self, path: str | None = None, every_steps: int | None = EVERY, every_epochs: int = 1):
         super().__init__(every_steps, every_epochs)
         self.place = resolve(path)
@@ -43,7 +45,7 @@ class JsonLines(RunLogger):
 
     def started(self, event: RunStarted) -> None:
         """Open the file, and truncate it if the run is resumed."""
-        path = Path(self.place) if self.place is not None else event.directory / "metrics.jsonl"
+        path = Path(self.place) if self.place is not None else event.directory / self.file
         keep = keeps(event)
 
         def verdict(line: bytes) -> bool | None:

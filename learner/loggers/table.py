@@ -37,6 +37,8 @@ class Csv(RunLogger):
       every_epochs: see `RunLogger`.
     """
 
+    file = "metrics.csv"
+
     def __init__(self, path: str | None = None, every_steps: int | None = EVERY, every_epochs: int = 1):
         super().__init__(every_steps, every_epochs)
         self.place = resolve(path)
@@ -45,7 +47,7 @@ class Csv(RunLogger):
 
     def started(self, event: RunStarted) -> None:
         """Open the file, and truncate it if the run is resumed."""
-        path = Path(self.place) if self.place is not None else event.directory / "metrics.csv"
+        path = Path(self.place) if self.place is not None else event.directory / self.file
         keep = keeps(event)
         self._names = _header(path) if event.resumed else []
 

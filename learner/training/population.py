@@ -440,7 +440,7 @@ def _unsupported_options(options: Options) -> Iterator[tuple[str, str]]:
     if options.learner_class is not None:
         yield "has no learner_class", "leave it out"
     if options.config_text is not None:
-        yield "cannot be trained from a config", "build it in Python"
+        yield "cannot be trained from a config", "build it in Python, or list the values in learner sweep --together"
     if options.profile is not None:
         yield "cannot be profiled", "profile a run of one member"
     if options.checkpoints is not None and options.checkpoints.record is not None:

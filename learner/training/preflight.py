@@ -151,7 +151,12 @@ def _plan(
 
 def _refuse_unused(options: Options, inputs: Inputs) -> None:
     """Raise `LearnerError` if an option needs validations that have no data."""
-    periods = {"valid_every": options.valid_every, "valid_first": options.valid_first}
+    periods = {
+        "valid_every": options.valid_every,
+        "valid_every(epochs=)": options.valid_epochs,
+        "valid_first": options.valid_first,
+        "valid_batches": options.valid_batches,
+    }
     for name, value in periods.items():
         if value is not None and not inputs.valid:
             raise LearnerError(

@@ -79,6 +79,12 @@ def test_due_when_any_of_them_is():
     ]
 
 
+def test_epochs_that_are_kept_permanently_are_saved():
+    options = CheckpointOptions(keep_every=3, every_epochs=2, every_seconds=60)
+    assert [epoch for epoch in range(1, 10) if options.due(epoch, 5 * epoch, 0.0)] == [2, 3, 4, 6, 8, 9]
+    assert not options.due(None, 15, 0.0)
+
+
 def scores(*values):
     """Return checkpoints of steps 10, 20, ... at the ends of epochs 1, 2, ..."""
     return {10 * i: (i, value) for i, value in enumerate(values, 1)}

@@ -5,13 +5,14 @@ import io
 import json
 import subprocess
 import sys
+import zlib
 
 import grain
 import numpy as np
 import pytest
 
-from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, Pad, PerProcess
-from learner.data.data_fingerprint import describe_iterable
+from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, Pad, PerProcess, data_fingerprint
+from learner.data.data_fingerprint import describe_iterable, sampled
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
 
@@ -20,6 +21,12 @@ ROWS, SIZE = 10, 4
 
 def arrays(rows=ROWS, width=3, dtype=np.float32):
     return {"x": np.zeros((rows, width), dtype), "y": np.arange(rows)}
+
+
+def edited(fields, row):
+    """Return arrays of which one number differs."""
+    fields["x"][row, 1] += 1
+    return fields
 
 
 def loader(data=None, size=SIZE, seed=0, drop=False, batcher=None, workers=0):
@@ -85,6 +92,7 @@ def test_fingerprint_of_a_loader():
         "batcher": "stack",
         "fields": {"x": "float32 [3]", "y": "int64 []"},
         "in_memory": True,
+        "contents": f"{zlib.crc32(arrays()['x'].tobytes() + arrays()['y'].tobytes()):08x}",
     }
 
 
@@ -154,6 +162,8 @@ CHANGES = {
         lambda: loader(ArrayDataset(arrays()).split([0.5, 0.5], seed=0)[0]),
         lambda: loader(ArrayDataset(arrays()).split([0.5, 0.5], seed=1)[0]),
     ),
+    "one other number": (loader, lambda: loader(edited(arrays(), 7))),
+    "one other number in a list": (batches, lambda: [*batches()[:-1], {"x": edited(batches()[-1], 1)["x"]}]),
     "another length of padded texts": (
         lambda: loader(Plain(), batcher=Pad(length=16)),
         lambda: loader(Plain(), batcher=Pad(length=32)),
@@ -262,3 +272,12 @@ class Unready:
 def test_attributes_that_raise_are_left_out():
     facts = describe_iterable(Unready())
     assert facts["rows"] is facts["batch_size"] is None
+
+
+def test_contents_of_large_data_are_a_sample(monkeypatch):
+    """Rows of large arrays may be pages of a file, of which few are read; both ends are among them."""
+    monkeypatch.setattr(data_fingerprint, "SAMPLE_BYTES", 100)
+    assert sampled(1000, 10).tolist() == np.linspace(0, 999, 10).astype(int).tolist()
+    assert sampled(3, 1000).tolist() == [0, 1, 2]
+    many = sampled(2**30, 4)
+    assert (len(many), many[0], many[-1]) == (64, 0, 2**30 - 1)

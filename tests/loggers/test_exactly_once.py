@@ -5,7 +5,7 @@ import json
 import pytest
 
 from learner import LearnerBuilder
-from learner.loggers import JsonLines
+from learner.loggers import Csv, JsonLines, TensorBoard
 from learner.loggers.exactly_once import ExactlyOnceLogger, UploadCursor
 from tests.support.codes import raises_code
 from tests.support.logged import split, started, steps
@@ -42,6 +42,15 @@ def test_second_logger_of_a_class_is_refused(tmp_path):
     builder = LearnerBuilder(tmp_path / "run").metric_loggers(Server(), JsonLines())
     with raises_code("logger-twice", "server.json"):
         builder.metric_loggers(Server())
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+def test_two_loggers_of_one_file_are_refused(tmp_path, kind):
+    builder = LearnerBuilder(tmp_path / "run").metric_loggers(kind(), kind(str(tmp_path / "mine")))
+    for path in (None, str(tmp_path / "mine")):
+        with raises_code("logger-twice"):
+            builder.metric_loggers(kind(path, every_steps=1))
+    builder.metric_loggers(kind(str(tmp_path / "other")), TensorBoard(), TensorBoard())
 
 
 def test_resumed_run_sends_new_values_only(tmp_path):

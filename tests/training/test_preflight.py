@@ -627,8 +627,14 @@ def test_validation_inside_epochs_needs_validation_data(tmp_path):
     learner = build_line(quiet(tmp_path / "run").num_epochs(1).valid_every(2))
     assert refused(learner, batches()).startswith("valid_every is 2, and there is no validation data: give it to fit")
     learner.overview(batches())  # an overview needs no validation data
-    with raises_code("learner-valid-every-without-data", name="valid_first"):
-        build_line(quiet(tmp_path / "run").valid_first()).fit(batches())
+    builders = {
+        "valid_first": lambda builder: builder.valid_first(),
+        "valid_every(epochs=)": lambda builder: builder.valid_every(epochs=2),
+        "valid_batches": lambda builder: builder.valid_batches(3),
+    }
+    for name, scheduled in builders.items():
+        with raises_code("learner-valid-every-without-data", name=name):
+            build_line(scheduled(quiet(tmp_path / "run"))).fit(batches())
 
 
 @pytest.mark.parametrize("valid", [valid_data(), {"ood": valid_data()}], ids=["one split", "another"])

@@ -98,7 +98,7 @@ def test_a_custom_application_logger(tmp_path, caplog):
     assert any(": num_epochs (" in record.getMessage() for record in caplog.records if record.name == "mine")
     assert not (tmp_path / "run" / "experiment.log").exists()
     assert mine.handlers == handlers
-    build_line(quiet(tmp_path / "silent").application_logger(None)).fit(batches())
+    build_line(quiet(tmp_path / "silent").application_logger(False)).fit(batches())
     assert "experiment.log" not in tree_of(tmp_path / "silent")
     assert "journal.jsonl" in tree_of(tmp_path / "silent")
 

@@ -114,7 +114,7 @@ CONTEXT = {
     "directory": "where the run leaves its logs and checkpoints",
     "overwrite": "true: replace an existing run in the directory",
     "resume": "true: resume from the newest checkpoint in the directory, or start a new run if there is none; "
-    "or {allow: [metrics, optimizer, logs]}: also if these have changed",
+    "or {allow: [data, metrics, optimizer, logs]}: also if these have changed",
     "model": "a class, or a function that makes the model; rngs, key and seed come from the seed if left out",
     "optimizer": "a name of --help=optimizers, or a function of the learning rate by import path",
     "lr": "a number, a name of --help=schedules, or a function of the step by import path",

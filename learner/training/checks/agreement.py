@@ -13,7 +13,7 @@ from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, ProcessError
 from learner.steps.step import StepFunctions
 from learner.strategies.base import Strategy
-from learner.training.checks.fingerprints import FIRST_ROW
+from learner.training.checks.fingerprints import CONTENTS, FIRST_ROW
 from learner.training.feed.inputs import Inputs
 from learner.training.options import Options
 from learner.util.device_errors import is_device_error
@@ -55,8 +55,8 @@ def description(
     splits = {}
     for split in inputs.first_batches:
         source = inputs.source(split)
-        # The first row belongs to the process's own share, so it differs.
-        facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}
+        # The first row belongs to the process's own share, so it differs. The contents are part of `first_digest`.
+        facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None, CONTENTS: None}}
         facts["values (PerProcess marks data of one process)"] = source.first_digest
         splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
     return {

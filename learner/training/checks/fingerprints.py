@@ -35,7 +35,7 @@ from learner.util.text import printable
 
 JSON = dict[str, Any]
 PACKAGES = ("learner", "jax", "jaxlib", "flax", "optax")
-FIRST_ROW = "first row"
+FIRST_ROW, CONTENTS = "first row", "contents"  # checksums
 LISTS = ("list", "tuple")
 SIZES = ("rows", "batches", "rows per batch")
 LONGEST = 500  # characters of a text
@@ -117,7 +117,7 @@ def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
 
 
 def _facts(inputs: Inputs, split: str) -> JSON:
-    """Return the facts of a split's data. The checksum of its first row detects another order and edited values."""
+    """Return the facts of a split's data. The checksum of its first row detects another order."""
     facts = {**inputs.source(split).fingerprint(), "rows per batch": inputs.rows(split)}
     digest = 0
     for x in jax.tree.leaves(inputs.first_batches[split]):
@@ -310,7 +310,7 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
     if not isinstance(before, dict):
         return [], []
     had, have = flat(before), flat(now)
-    differing = [key for key in have if key in had and had[key] != have[key] and key != FIRST_ROW]
+    differing = [key for key in have if key in had and had[key] != have[key] and key not in (FIRST_ROW, CONTENTS)]
     known = [key for key in differing if None not in (had[key], have[key])]
     same_class = had.get("class") == have["class"] or all(x.get("class") in LISTS for x in (before, now))
     other_kind = "kind" in known
@@ -327,9 +327,12 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
         return [f"{what}: {', '.join(texts)}"], []
     if not same_class and now.get("kind") == "iterable":
         return [], [f"{what}: {had.get('class')} -> {have['class']}"]  # which may give the same batches
-    if before.get(FIRST_ROW) in (None, now[FIRST_ROW]):
+    if before.get(FIRST_ROW) not in (None, now[FIRST_ROW]):
+        text = f"{what}: its first row differs"
+    elif before.get(CONTENTS) not in (None, now.get(CONTENTS)):
+        text = f"{what}: some of its rows differ"
+    else:
         return [], []
-    text = f"{what}: its first row differs"
     if now.get("in_memory") or now.get("class") in LISTS:
         return [text], []
     return [], [f"{text} (shuffled or augmented without a seed, or computed on another machine?)"]

@@ -24,6 +24,7 @@ from tests.support.codes import raises_code
 from tests.support.runs import (
     BATCH,
     STEPS,
+    T,
     X,
     arrays,
     batches,
@@ -100,7 +101,18 @@ OTHER_DATA = {
         lambda: DataLoaderBuilder().batch_size(BATCH).shuffle(SEED).build({**arrays(ROWS), "x": -X[:ROWS]}),
         "first row",
     ),
+    "one edited row": (
+        lambda: DataLoaderBuilder().batch_size(BATCH).shuffle(SEED).build({**arrays(ROWS), "t": edited(T[:ROWS])}),
+        "some of its rows differ",
+    ),
 }
+
+
+def edited(targets):
+    """Return targets of which one differs that is not in the first batch."""
+    targets, row = targets.copy(), loader().order(1)[BATCH]
+    targets[row] += 1
+    return targets
 
 
 @pytest.mark.full
@@ -115,7 +127,7 @@ def test_other_data_inside_an_epoch_is_refused(inside, what):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("what", some(["edited rows", "one row more", "a list"], ("edited rows",)))
+@pytest.mark.parametrize("what", some(["edited rows", "one edited row", "one row more", "a list"], ("one edited row",)))
 def test_other_data_between_epochs_is_one_warning(one, what):
     make, text = OTHER_DATA[what]
     result = adam(saving(one).resume()).fit(make(), valid_data(size=5))
@@ -138,6 +150,14 @@ def test_other_data_inside_an_epoch_can_be_allowed(inside):
     result = adam(saving(inside).resume(allow="data")).fit(loader(seed=4), valid_data())
     assert result.summary["steps"] == 2 * STEPS
     assert "seed 3 -> 4" in warned(inside)[0]
+
+
+@pytest.mark.full
+def test_another_batch_of_a_list_inside_an_epoch_is_refused(tmp_path):
+    adam(stopping_at(saving(tmp_path / "run"), STOP)).fit(batches())
+    *others, last = batches()
+    with raises_code("resume-differs", "some of its rows differ"):
+        adam(saving(tmp_path / "run").resume()).fit([*others, {**last, "t": last["t"] + 1}])
 
 
 @pytest.mark.full
