@@ -106,8 +106,8 @@ def sampled(rows: int, nbytes: int) -> np.ndarray:
     >>> sampled(5, 8).tolist(), sampled(5, 2**23).tolist()
     ([0, 1, 2, 3, 4], [0, 2, 4])
     """
-    most = max(3, SAMPLE_BYTES // max(1, nbytes)) if rows * nbytes <= LARGE_BYTES else FEW_ROWS
-    most = min(rows, most)
+    most = min(rows, max(3, SAMPLE_BYTES // max(1, nbytes)))
+    most = min(most, FEW_ROWS) if rows * nbytes > LARGE_BYTES else most
     return np.linspace(0, rows - 1, most).astype(np.intp)
 
 

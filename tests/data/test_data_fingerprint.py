@@ -276,8 +276,9 @@ def test_attributes_that_raise_are_left_out():
 
 def test_contents_of_large_data_are_a_sample(monkeypatch):
     """Rows of large arrays may be pages of a file, of which few are read; both ends are among them."""
+    many = sampled(2**30, 4)
+    assert (len(many), many[0], many[-1]) == (64, 0, 2**30 - 1)
+    assert sampled(10, 2**30).tolist() == [0, 4, 9]
     monkeypatch.setattr(data_fingerprint, "SAMPLE_BYTES", 100)
     assert sampled(1000, 10).tolist() == np.linspace(0, 999, 10).astype(int).tolist()
     assert sampled(3, 1000).tolist() == [0, 1, 2]
-    many = sampled(2**30, 4)
-    assert (len(many), many[0], many[-1]) == (64, 0, 2**30 - 1)
