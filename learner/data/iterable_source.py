@@ -16,7 +16,15 @@ from learner.data.batch_arrays import as_array
 from learner.data.data_fingerprint import ADDRESS, describe_iterable, digest_of, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
-from learner.data.randomness import generators_of, generators_of_function, restore, set_epoch, states_of
+from learner.data.randomness import (
+    draws,
+    generators_of,
+    generators_of_function,
+    restart_loaders,
+    restore,
+    set_epoch,
+    states_of,
+)
 from learner.data.sharding import Batches, PerProcess, ProcessShard, refuse_small, rows_of, shards_itself
 from learner.data.workers import allow_grain_workers, forks_workers
 from learner.errors import LearnerError
@@ -137,9 +145,7 @@ class IterableSource(StatefulSource):
 
     def draws_itself(self) -> bool:
         """See `Source`."""
-        return bool(
-            generators_of(self._data) if isinstance(self._data, Iterable) else generators_of_function(self._data)
-        )
+        return draws(_generators(self._data))
 
     def bad_batch(self) -> str | None:
         """See `Source`."""
@@ -165,6 +171,8 @@ class IterableSource(StatefulSource):
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         order = first = None
+        if epoch == 1 and state is None:
+            restart_loaders(_generators(self._data))
         if _is_of_beginning(state):
             order, first, state = state.get(GENERATORS), state.get(FIRST), None
         is_changed = isinstance(state, dict) and set(state) == {CHANGED}
@@ -346,7 +354,7 @@ def rewinder(data: Any) -> Callable[[], None]:
     data = data.data if isinstance(data, PerProcess) else data
     if isinstance(data, Iterator):
         return lambda: None
-    generators = generators_of(data) if isinstance(data, Iterable) else generators_of_function(data)
+    generators = _generators(data)
     states, state = states_of(generators), None
     # Those of PyTorch start their workers if they are asked for a state before they are read.
     is_known = type(data).__module__.partition(".")[0] in ("grain", "torch", "torchdata")
@@ -367,6 +375,11 @@ def rewinder(data: Any) -> Callable[[], None]:
                 )
 
     return rewind
+
+
+def _generators(data: Any) -> dict[str, Any]:
+    """Return the random generators of an iterable, or of a function that returns one."""
+    return generators_of(data) if isinstance(data, Iterable) else generators_of_function(data)
 
 
 def _is_of_grain(data: Any) -> bool:

@@ -179,7 +179,10 @@ class DataLoader:
       batch_size: rows per batch.
       in_memory: True if the dataset is an `ArrayDataset` or a mixture of them, without a batcher or workers: batches
         are rows of `arrays` in the order of `order(epoch)`.
+      iterations: the number of iterations so far, which is the epoch of the latest one.
     """
+
+    counts_iterations = True  # see `learner.data.randomness`
 
     def __init__(self, dataset: Any, plan: Plan, reader: Reader, batcher: Batcher = stack) -> None:
         self.dataset = dataset
@@ -189,7 +192,7 @@ class DataLoader:
         self._plan = plan
         self._reader = reader
         self._batcher = batcher
-        self._epoch = 0
+        self.iterations = 0
 
     @property
     def arrays(self) -> Any:
@@ -271,8 +274,8 @@ class DataLoader:
         return self._plan.num_batches
 
     def __iter__(self) -> "BatchIterator":
-        self._epoch += 1
-        return self.epoch(self._epoch)
+        self.iterations += 1
+        return self.epoch(self.iterations)
 
     def __repr__(self) -> str:
         plan = self._plan
@@ -335,7 +338,7 @@ class BatchIterator:
             )
         before = self._batches
         self._open(state["epoch"], state["batch"])
-        self._loader._epoch = self._epoch
+        self._loader.iterations = self._epoch
         before.close()
 
     def close(self) -> None:

@@ -2,8 +2,9 @@
 
 A checkpoint stores the states that the generators had when the epoch began, so that the epoch can be repeated.
 Generators are found among the attributes of the iterable and of its `sampler`, `batch_sampler` and `dataset` (the names
-of PyTorch's `DataLoader`), and among the outer variables that a function uses: `torch.Generator`, NumPy's `Generator`
-and `RandomState`, Python's `random.Random`. The global generators of those libraries are not touched.
+of PyTorch's `DataLoader`), among the outer variables that a function uses, and in small containers there:
+`torch.Generator`, NumPy's `Generator` and `RandomState`, Python's `random.Random`. The global generators of those
+libraries are not touched. Loaders of ours count as generators, too: their order depends on the number of iterations.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+MOST_IN_CONTAINER = 64  # a longer one holds data
 _PARTS = ("", "sampler", "batch_sampler", "batch_sampler.sampler", "dataset")
 
 
@@ -29,8 +31,8 @@ def generators_of(data: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for prefix, part in _parts(data):
-        for name, value in getattr(part, "__dict__", {}).items():
-            if _is_generator(value) and not any(value is other for other in found.values()):
+        for name, value in _generators_in(getattr(part, "__dict__", {})).items():
+            if not any(value is other for other in found.values()):
                 found[f"{prefix}.{name}" if prefix else name] = value
     return found
 
@@ -46,7 +48,7 @@ def generators_of_function(function: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if isinstance(function, functools.partial):
         given = {**{str(i): value for i, value in enumerate(function.args)}, **function.keywords}
-        found = {name: value for name, value in given.items() if _is_generator(value)}
+        found = _generators_in(given)
         return {f"{name}()": value for name, value in found.items()} | generators_of_function(function.func)
     if inspect.ismethod(function):
         found = generators_of(function.__self__)
@@ -54,7 +56,7 @@ def generators_of_function(function: Any) -> dict[str, Any]:
     if inspect.isfunction(function):
         with contextlib.suppress(ValueError):  # a variable around it has no value yet
             variables = inspect.getclosurevars(function)
-            found |= {k: v for k, v in {**variables.globals, **variables.nonlocals}.items() if _is_generator(v)}
+            found |= _generators_in({**variables.globals, **variables.nonlocals})
     return {f"{name}()": value for name, value in found.items()}
 
 
@@ -90,6 +92,30 @@ def set_epoch(data: Any, epoch: int) -> bool:
     return bool(methods)
 
 
+def restart_loaders(generators: Mapping[str, Any]) -> None:
+    """Make the next iteration of loaders of ours the first one, as in a run that gets the loader itself."""
+    for generator in generators.values():
+        if _is_loader(generator):
+            generator.iterations = 0
+
+
+def draws(generators: Mapping[str, Any]) -> bool:
+    """Return True if there are random generators, apart from loaders."""
+    return not all(map(_is_loader, generators.values()))
+
+
+def _generators_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the generators among values by name, and in the containers among them."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        items: dict[Any, Any] = {}
+        if isinstance(value, dict | list | tuple) and len(value) <= MOST_IN_CONTAINER:
+            items = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+        named = {name: value, **{f"{name}.{key}": item for key, item in items.items()}}
+        found |= {key: item for key, item in named.items() if _is_generator(item)}
+    return found
+
+
 def _parts(data: Any) -> Iterator[tuple[str, Any]]:
     for path in _PARTS:
         part = data
@@ -101,9 +127,14 @@ def _parts(data: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_generator(value: Any) -> bool:
     try:
-        return isinstance(value, np.random.Generator | np.random.RandomState | random.Random) or _is_torchs(value)
+        is_known = isinstance(value, np.random.Generator | np.random.RandomState | random.Random)
+        return is_known or _is_loader(value) or _is_torchs(value)
     except Exception:  # from a proxy whose object does not exist now
         return False
+
+
+def _is_loader(value: Any) -> bool:
+    return getattr(type(value), "counts_iterations", False) is True
 
 
 def _is_torchs(value: Any) -> bool:
@@ -119,6 +150,8 @@ def _state_of(generator: Any) -> Any:
             return generator.get_state(legacy=False)
         case random.Random():
             return generator.getstate()
+    if _is_loader(generator):
+        return generator.iterations
     state = generator.get_state()
     return np.asarray(state) if hasattr(state, "new_tensor") else state
 
@@ -131,6 +164,8 @@ def _set_state(generator: Any, state: Any) -> None:
             generator.set_state(state)
         case random.Random():
             generator.setstate(state)
+        case _ if _is_loader(generator):
+            generator.iterations = int(state)
         case _:
             now = generator.get_state()
             # The new tensor is made from an existing one, so that PyTorch need not be imported.

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from learner.data import DataLoaderBuilder
 from learner.data.iterator_state import from_json, to_json
 from learner.data.randomness import generators_of, generators_of_function, restore, set_epoch, states_of
 from learner.data.source import source_of
@@ -182,3 +183,49 @@ def test_object_whose_attributes_raise_is_no_generator():
 
     proxy, numbers = Proxy(), np.random.default_rng(0)
     assert list(generators_of_function(lambda: (proxy, numbers))) == ["numbers()"]
+
+
+class Wrapped:
+    def __init__(self, loader):
+        self.parts = {"only": loader}
+
+    def __iter__(self):
+        yield from self.parts["only"]
+
+
+def function_around(loader):
+    def read():
+        yield from loader
+
+    return read
+
+
+WRAPPERS = {
+    "an iterable": Wrapped,
+    "a function": function_around,
+    "a mapped function": lambda loader: lambda: map(dict, loader),
+    "its iterator": lambda loader: lambda: iter(loader),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_loader_inside_other_data_has_the_order_of_its_epochs(wrap):
+    def loader():
+        return DataLoaderBuilder().batch_size(SIZE).shuffle(seed=0).build({"x": np.arange(ROWS)})
+
+    expected = [numbers_of(loader().epoch(epoch)) for epoch in range(1, 5)]
+    data = wrap(loader())
+    source, epochs, ends = open_with_state(data), [], []
+    for epoch in range(1, 5):
+        batches = source.open(epoch)
+        epochs.append(with_states(batches))
+        ends.append(epochs[-1][-1][1] if batches.end is None else batches.end())
+    assert [[numbers for numbers, _ in epoch] for epoch in epochs] == expected
+    resumed = open_with_state(wrap(loader()))
+    assert numbers_of(resumed.open(3, 0, ends[1], pytest.fail)) == expected[2]
+    assert numbers_of(resumed.open(4)) == expected[3]
+    inside = open_with_state(wrap(loader()))
+    assert numbers_of(inside.open(3, 1, json.loads(json.dumps(epochs[2][0][1])))) == expected[2][1:]
+    again = source_of(data, "train")  # of another run in the process
+    assert [numbers_of(again.open(epoch)) for epoch in (1, 2)] == expected[:2]
+    assert not again.draws_itself()
