@@ -57,7 +57,7 @@ def evaluate(words: Sequence[str]) -> int:
     parser.add_run()
     parser.add_processes()
     parser.add_argument("--data", metavar="FILE", help="use the data in FILE, as learner predict does")
-    about = "write the values into the run as this split; the checkpoint is then the best one by default"
+    about = "write the values of --data into the run as this split, by default those of the best checkpoint"
     parser.add_argument("--split", metavar="NAME", help=about)
     about = "evaluate each checkpoint of a run as it appears, once each, until the run is over (split: eval)"
     parser.add_argument("--follow", action="store_true", help=about)
@@ -72,6 +72,14 @@ def evaluate(words: Sequence[str]) -> int:
         default = "latest" if split is None else "best"
         call = ".evaluate(valid)" if split is None else f".evaluate(valid, split={split!r})"
         content = saved_config(directory, "is evaluated", call=_in_python(line, default) + call)
+        names_data = line.data is not None or any(key.partition(".")[0] == "valid" for key, _ in line.overrides)
+        if line.split is not None and not line.follow and not names_data:
+            raise LearnerError(
+                f"--split={line.split} writes values of other data into the run, and without it they would be those of "
+                "its validation data: give the data, --data=FILE or --valid.dataset=...",
+                code="cli-split-without-data",
+                split=line.split,
+            )
         config = _checkpoint_config(apply_overrides(content, line.overrides), directory, default)
         learner = config.learner(with_data=False, weights=_pulled(directory))
         data = config.data("valid") if line.data is None else _loader(line.data)

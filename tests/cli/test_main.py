@@ -599,7 +599,7 @@ def classified(_classified, config):
 @pytest.mark.full
 def test_evaluate_prints_tables(learner, classified):
     """Tables follow the numbers."""
-    for words in ([], ["--split=test"]):
+    for words in ([], ["--split=test", "--valid.batch_size=4"]):
         code, out, err = learner("evaluate", "run", *words)
         assert code == 0, err
         split = "test" if words else "valid"
@@ -628,7 +628,7 @@ def test_evaluate_as_json(learner, classified):
     assert values["valid/Confusion Matrix"] == [[4, 0], [8, 0]]
     assert values["valid/Recall (per class)"] == [1.0, 0.0]
     assert values["valid/Loss"] == read_summary()["metrics"]["valid/Loss"]["last"]["value"]
-    test_split = json.loads(learner("evaluate", "run", "--split=test", "--json")[1])
+    test_split = json.loads(learner("evaluate", "run", "--split=test", "--valid.batch_size=4", "--json")[1])
     assert test_split["test/Confusion Matrix"] == [[4, 0], [8, 0]]
 
 
@@ -676,7 +676,9 @@ def test_several_configs(learner, config):
 @pytest.mark.full
 def test_evaluate_into_the_run(learner, trained):
     best = read_summary()["metrics"]["valid/Loss"]["best"]
-    code, out, _ = learner("evaluate", "run", "--split=test")
+    code, _, err = learner("evaluate", "run", "--split=test")
+    assert (code, "give the data, --data=FILE" in err) == (2, True)
+    code, out, _ = learner("evaluate", "run", "--split=test", "--valid.batch_size=4")
     head, line = out.splitlines()
     assert (code, head) == (0, f"checkpoint/{best['step']} (epoch {best['epoch']}, best)")
     assert float(line.split()[1]) == pytest.approx(best["value"], rel=1e-4)
@@ -687,7 +689,7 @@ def test_evaluate_into_the_run(learner, trained):
     assert out.count("checkpoint/") == len(read_summary()["checkpoints"])
     assert "eval/Loss" in read_summary()["metrics"]
     assert learner("evaluate", "run", "--follow")[1] == ""
-    code, _, err = learner("evaluate", "run", "--split=train")
+    code, _, err = learner("evaluate", "run", "--split=train", "--valid.batch_size=4")
     assert (code, "'train'" in err) == (2, True)
 
 
