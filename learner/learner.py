@@ -24,7 +24,7 @@ from learner.renderers.tree import folded
 from learner.steps.train_state import TrainState
 from learner.strategies.own_context import own_context
 from learner.training.batch_split import resolve_split
-from learner.training.checkpoints.resume import changes_since_end, find_checkpoint, first_state
+from learner.training.checkpoints.resume import changes_since_end, find_checkpoint, first_state, resolve_length
 from learner.training.checks.agreement import propagate_failures
 from learner.training.checks.fingerprints import saved_labels
 from learner.training.definition import TrainingDefinition
@@ -196,6 +196,7 @@ class Learner(Generic[ModelT]):
             # A run that starts closes its own data. This closes the data of a refused or already finished run.
             with contextlib.closing(plan.inputs), locked_directory(options, processes):
                 checkpoint = find_checkpoint(plan)  # None: a new run
+                resolve_length(plan, checkpoint)
                 if checkpoint is not None and (finished := finished_result(plan, checkpoint)) is not None:
                     self._fitted = True
                     self._evaluator.runner, result = finished

@@ -35,6 +35,8 @@ class RunLength:
       steps: optimizer steps of the whole run, or `None` if unknown.
       epoch: optimizer steps of an epoch, or `None` if unknown.
       left: the number of steps of the schedule, if it is less than the run: a part of a `Sequence`.
+      ahead: the steps by which the run is ahead of its epochs, as earlier ones had another length: epoch n ends at step
+        `ahead + n * epoch`. May be negative.
 
     >>> RunLength(900, 45).in_steps(2.5, "epochs", "over")
     113
@@ -45,6 +47,7 @@ class RunLength:
     steps: int | None = None
     epoch: int | None = None
     left: int | None = None
+    ahead: int = 0
 
     def in_steps(self, length: float, unit: Unit, name: str) -> int:
         """Return a length in optimizer steps, rounded, at least 1.
@@ -202,7 +205,7 @@ class Resolved:
     def __init__(self, schedule: Schedule, run: RunLength):
         self.schedule, self.run = schedule, run
         try:
-            self._function = schedule.function(run)
+            self._function = function_in(schedule, run)
         except LearnerError as error:
             raise LearnerError(f"{schedule!r}: {error}", code=error.code, **error.fields) from error
 
@@ -210,11 +213,45 @@ class Resolved:
         """Return the float32 learning rate at `step`, an int or an int32 scalar, traced or not."""
         return lr_of(self._function, step)
 
+    @property
+    def ends(self) -> int | None:
+        """The step from which the learning rate is constant; see `Schedule.steps`."""
+        seen, first = _seen(self.schedule, self.run)
+        ends = self.schedule.steps(seen)
+        return None if ends is None else first + ends
+
+    @property
+    def not_reached(self) -> list[str]:
+        """Descriptions of the parts that begin after the end of the run."""
+        return self.schedule.not_reached(_seen(self.schedule, self.run)[0])
+
     def __repr__(self) -> str:
         """Show the schedule, and the length of the run if the schedule depends on it."""
         if not self.schedule.needs_run_length:
             return repr(self.schedule)
         return f"{self.schedule!r} in {self.run.steps} steps"
+
+
+def function_in(schedule: Schedule, run: RunLength) -> ScheduleFn:
+    """Return the learning rate as a function of the step. Schedules in epochs follow the epochs of a run that has
+    trained others of another length.
+
+    >>> from learner.schedules import Step
+    >>> rate = function_in(Step(1.0, 0.5, every=1, unit="epochs"), RunLength(40, 10, ahead=20))  # 30 steps, then 10
+    >>> [round(float(rate(step)), 4) for step in (29, 30, 39)]
+    [1.0, 0.5, 0.5]
+    """
+    seen, first = _seen(schedule, run)
+    function = schedule.function(seen)
+    return (lambda step: function(jnp.maximum(step - first, 0))) if first else function
+
+
+def _seen(schedule: Schedule, run: RunLength) -> tuple[RunLength, int]:
+    """Return the run as the schedule sees it, all epochs of one length if it counts in epochs, and its first step."""
+    if not run.ahead or getattr(schedule, "unit", None) != "epochs":
+        return run, 0
+    steps = None if run.steps is None else max(1, run.steps - run.ahead)
+    return dataclasses.replace(run, steps=steps, ahead=0), run.ahead
 
 
 def needs_run_length(schedule: Any) -> bool:

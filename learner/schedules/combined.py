@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
-from learner.schedules.base import Array, RunLength, Schedule, ScheduleFn, Unit, lr_of, milestones_in_steps
+from learner.schedules.base import Array, RunLength, Schedule, ScheduleFn, Unit, function_in, lr_of, milestones_in_steps
 from learner.schedules.checks import UNITS, Checks, check_milestones
 from learner.steps.optimizer import is_schedule
 from learner.util.number_checks import is_finite
@@ -56,7 +56,9 @@ class Sequence(Schedule):
         begins = [0, *milestones_in_steps(self.milestones, self.unit, run)]
         lengths: list[int | None] = [after - before for before, after in pairwise(begins)]
         lengths.append(None if run.own is None else max(1, run.own - begins[-1]))
-        seen = [dataclasses.replace(run, left=left) for left in lengths]
+        # Parts behind the first count from their milestones, which the run has not reached with other epochs.
+        aheads = [run.ahead, *(0 for _ in self.milestones)]
+        seen = [dataclasses.replace(run, left=left, ahead=ahead) for left, ahead in zip(lengths, aheads, strict=True)]
         return list(zip(self.parts, begins, seen, strict=True))
 
     def steps(self, run: RunLength) -> int | None:
@@ -178,7 +180,7 @@ def _check_parts(checks: Checks, parts: Any) -> Checks:
 def _function(part: Part, run: RunLength) -> ScheduleFn:
     if isinstance(part, Schedule):
         try:
-            return part.function(run)
+            return function_in(part, run)
         except LearnerError as error:
             raise type(error)(f"{part!r}: {error}", code=error.code, **error.fields) from error
     return part if callable(part) else optax.constant_schedule(part)

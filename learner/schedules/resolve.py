@@ -76,7 +76,7 @@ def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
     >>> early_end(Cosine(0.1, over=100), 150)[0]
     'the schedule Cosine(first=0.1, over=100) ends after 100 of 150 steps; from there on the rate stays 0'
     """
-    ends = schedule.schedule.steps(schedule.run) if isinstance(schedule, Resolved) else None
+    ends = schedule.ends if isinstance(schedule, Resolved) else None
     ends = schedule.steps(RunLength(steps)) if isinstance(schedule, Schedule) else ends
     rate = scalar_program(lambda step: lr_of(schedule, step))
     last = rate(steps - 1)
@@ -98,7 +98,7 @@ def not_reached(schedule: ScheduleFn, steps: int) -> list[str]:
     'milestones[1] of MultiStep(first=0.1, milestones=[50, 150])'
     """
     if isinstance(schedule, Resolved):
-        return schedule.schedule.not_reached(schedule.run)
+        return schedule.not_reached
     return schedule.not_reached(RunLength(steps)) if isinstance(schedule, Schedule) else []
 
 

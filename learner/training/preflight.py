@@ -12,7 +12,7 @@ from learner.distributed.connection import unconnected_launcher
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.optimizers.base import OptimizerFactory
-from learner.optimizers.schedule_resolution import describe_schedules
+from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import check_replicas, ignores_rate, no_optimizer
 from learner.steps.step import StepFunctions
@@ -67,7 +67,12 @@ class RunPlan:
         """The fingerprint of the run; see `learner.training.checks.fingerprints`."""
         found = self.fingerprint_of_run()
         # For `split="auto"` it has the number, once that is known.
-        return {**found, "settings": {**found["settings"], **self.options.recorded("resume")}}
+        changed = {**found, "settings": {**found["settings"], **self.options.recorded("resume")}}
+        if self.options.steps_ahead:  # schedules are resolved again once the checkpoint is known
+            texts, programs = describe_schedules(self.step.schedule, self.step.optimizer), found["programs"]
+            hashes = {name: text for name, text in programs["hashes"].items() if not name.startswith(OF_RUN)}
+            changed["settings"]["schedules"], changed["programs"] = texts, {**programs, "hashes": hashes}
+        return changed
 
     @property
     def options(self) -> Options:

@@ -342,7 +342,8 @@ class Run(ThreadOwned):
             metrics = self.runner.copy(self.accumulator.metrics) if p.batch and not p.has_closed_training else None
         # This may be a meeting of the processes, which is in order because all of them save at the same steps.
         data = self.saver.gather_data_state(self.data_state)
-        fields = {**kind, "data": data, "lanes": self.runner.lanes, **self.validator.get_state()}
+        kept = {"lanes": self.runner.lanes, "steps_ahead": self.options.steps_ahead, **self.validator.get_state()}
+        fields = {**kind, "data": data, **kept}
         return StateCopy(state, metrics, p, fields)
 
     def finish(self, reason: str) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 from learner.checkpoint.load import refuse_elsewhere
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.distributed.process_group import ProcessGroup
-from learner.errors import LearnerError, Problem
+from learner.errors import LearnerError, Problem, one_error
 from learner.runs.journal import read_journal
 from learner.runs.layout import ENDS, MARK, read_summary
 from learner.runs.population import member_index
 from learner.steps.train_state import TrainState
-from learner.training.checks.fingerprints import changes, saved_fingerprint
+from learner.training.checks.fingerprints import MICRO_BATCHES, changes, saved_fingerprint
 from learner.training.definition import TrainingDefinition
+from learner.training.feed.inputs import run_length
 from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found, read_of_run
 from learner.training.member_decisions import all_ended_text
 from learner.training.options import Options
@@ -25,6 +26,34 @@ from learner.training.progress.restore import ALLOWED, Differing, Restored, rest
 from learner.training.progress.snapshot import platform_facts
 from learner.training.stopping import MetricEarlyStopping
 from learner.util.text import short
+
+# -- the length of the run ---------------------------------------------------------------------------------------------
+
+
+def resolve_length(plan: RunPlan, restored: Restored | None) -> None:
+    """Resolve the schedules again if epochs before the checkpoint had another number of steps than they have now.
+
+    Raises:
+      LearnerError: the lengths of a schedule do not fit the run.
+    """
+    if restored is None:
+        return
+    definition, batches, p = plan.definition, plan.inputs.source("train").batches, restored.position
+    epoch, saved = run_length(definition.options, batches).epoch, saved_fingerprint(restored.progress)
+    facts = saved["data"].get("train")
+    had = facts.get("batches") if isinstance(facts, dict) else None, saved["settings"].get(MICRO_BATCHES)
+    if epoch is None:
+        return
+    ahead = restored.progress.get("steps_ahead", 0)
+    # Only for a change: a run that resumes unchanged must have the schedule that it would have had.
+    if had[0] is not None and had != (batches, definition.options.accumulate):
+        done, inside = (p.epoch, 0) if p.has_closed_training else (p.epoch - 1, p.in_epoch)
+        ahead = p.step - inside - done * epoch
+    if ahead:
+        definition.options = dataclasses.replace(definition.options, steps_ahead=ahead)
+        if problems := definition.resolve(batches):
+            raise one_error(problems, "the run cannot resume", code="learner-untrainable")
+
 
 # -- the checkpoint ----------------------------------------------------------------------------------------------------
 

@@ -157,9 +157,10 @@ def run_length(options: Options, batches: int | None) -> RunLength:
       batches: the number of batches in an epoch, or `None` if the data does not declare it.
     """
     epoch = None if batches is None else -(-batches // options.accumulate)
-    by_epochs = None if epoch is None or options.num_epochs is None else epoch * options.num_epochs
+    ahead = options.steps_ahead
+    by_epochs = None if epoch is None or options.num_epochs is None else ahead + epoch * options.num_epochs
     ends = [steps for steps in (by_epochs, options.num_steps) if steps is not None]
-    return RunLength(min(ends, default=None), epoch)
+    return RunLength(min(ends, default=None), epoch, ahead=ahead)
 
 
 def _share(strategy: Strategy | None) -> ProcessShard | None:

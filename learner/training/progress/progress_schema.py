@@ -143,6 +143,9 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
     plateaus = progress.get("plateaus", [])
     if not (isinstance(plateaus, list) and all(map(PLATEAU, plateaus)) and len(plateaus) in (0, len(members))):
         malformed.append("plateaus")
+    ahead = progress.get("steps_ahead", 0)  # older checkpoints lack it
+    if not isinstance(ahead, int) or isinstance(ahead, bool) or abs(ahead) >= LARGEST:
+        malformed.append("steps_ahead")
     if not malformed and progress["position"]["step"] != step:
         malformed = ["position"]
     if malformed:

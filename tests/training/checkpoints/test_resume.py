@@ -1,0 +1,64 @@
+"""Tests of runs that resume with epochs of another length."""
+
+import numpy as np
+import pytest
+
+from learner.metrics import LearningRate
+from learner.runs import RunReader
+from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
+from tests.support.runs import arrays, build_line, model_bits, quiet
+from tests.support.stopped import some, stopping_at
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+RATE, BEFORE, TOTAL = 0.01, 12, 16  # two epochs of 6 steps, then two of 2
+STEPS = np.arange(BEFORE, TOTAL)
+
+
+def fit(directory, schedule, epochs, size, stop=None):
+    builder = quiet(directory, saves=True).num_epochs(epochs).with_batch_size(size).metrics(LearningRate()).resume()
+    builder = builder if stop is None else stopping_at(builder, stop)
+    return build_line(builder, schedule).fit(arrays(24))
+
+
+def rates(directory):
+    """Return the learning rates of the steps with the new length."""
+    return RunReader(directory).steps("train/Learning Rate").mean[BEFORE:]
+
+
+SCHEDULES = {
+    "the rest of the run": (Cosine(RATE), RATE * (1 + np.cos(np.pi * STEPS / TOTAL)) / 2),
+    "a fraction": (Linear(RATE, over=1.0, unit="fraction"), RATE * (1 - STEPS / TOTAL)),
+    "epochs": (Linear(RATE, over=4, unit="epochs"), RATE * np.array([2, 1.5, 1, 0.5]) / 4),
+    "each epoch": (Step(RATE, 0.5, every=1, unit="epochs"), RATE * np.array([0.25, 0.25, 0.125, 0.125])),
+    "a milestone": (MultiStep(RATE, [3], unit="epochs"), RATE * np.array([1, 1, 0.1, 0.1])),
+    "parts": (Sequence([RATE, Linear(1.0, over=1, unit="epochs")], [3], unit="epochs"), [RATE, RATE, 1.0, 0.5]),
+    "steps": (Linear(RATE, over=20), RATE * (1 - STEPS / 20)),
+}
+
+
+@pytest.mark.parametrize("name", some(SCHEDULES, ("the rest of the run", "epochs")))
+def test_schedules_follow_epochs_of_another_length(tmp_path, name):
+    """Two of four epochs are trained with small batches, and the others with large ones."""
+    schedule, expected = SCHEDULES[name]
+    fit(tmp_path / "run", schedule, 2, 4)
+    result = fit(tmp_path / "run", schedule, 4, 12)
+    assert result.summary["steps"] == TOTAL
+    np.testing.assert_allclose(rates(tmp_path / "run"), expected, rtol=1e-5, atol=1e-9)
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert log.count(" WARNING ") == 1  # about the change
+
+
+@pytest.mark.parametrize("stop", some([13, 14], [13]))
+def test_a_run_whose_epochs_changed_resumes_to_the_bit(tmp_path, stop):
+    schedule = Cosine(RATE)
+    for name in ("whole", "stopped"):
+        fit(tmp_path / name, schedule, 2, 4)
+    whole = fit(tmp_path / "whole", schedule, 4, 12)
+    fit(tmp_path / "stopped", schedule, 4, 12, stop=stop)
+    resumed = fit(tmp_path / "stopped", schedule, 4, 12)
+    assert model_bits(resumed.model) == model_bits(whole.model)
+    assert resumed.history["train/Loss"] == whole.history["train/Loss"]
+    np.testing.assert_array_equal(rates(tmp_path / "stopped"), rates(tmp_path / "whole"))
+    assert (tmp_path / "stopped" / "experiment.log").read_text().count(" WARNING ") == 1
+    again = fit(tmp_path / "stopped", schedule, 4, 12)  # has nothing left to train
+    assert again.summary["steps"] == TOTAL
