@@ -574,8 +574,8 @@ class LearnerBuilder:
         )
 
     def restore_best(self, restore: bool = True) -> Self:
-        """Return the best model: `result.model` is `result.best_model`, and `Learner.evaluate` and `predict` use it
-        after `fit`. Checkpoints and resuming are not affected.
+        """Return the best model, by the `monitor` of `with_file_checkpointer`: `result.model` is `result.best_model`,
+        and `Learner.evaluate` and `predict` use it after `fit`. Checkpoints and resuming are not affected.
         """
         return self._set(restore_best=_boolean("restore_best", restore) or None)
 

@@ -52,16 +52,20 @@ class RangeTest:
 
     @property
     def steepest(self) -> float | None:
-        """The rate at which the smoothed loss falls fastest relative to the rate, before the lowest loss; None if it
-        does not fall.
+        """The rate at which the smoothed loss falls fastest relative to the rate, between the last rate at which it has
+        hardly fallen and that of the lowest loss; None if it does not fall.
         """
         end = self._lowest + 1
         if end < 2:
             return None
         slopes = np.gradient(self.smoothed[:end], np.log(self.rates[:end]))
+        # Means over a hundredth of the rates: with many steps, neighbours differ by noise alone.
+        width = max(1, len(self.rates) // 100)
+        slopes = np.convolve(slopes, np.full(width, 1 / width), "same")
         # Without the lowest loss: beyond it the loss rises, so the slope towards it alone would be misleading.
-        before = slopes[self._begin : end - 1]
-        index = self._begin + (int(np.argmin(before)) if len(before) else 0)
+        first = self._fallen
+        before = slopes[first : end - 1]
+        index = first + (int(np.argmin(before)) if len(before) else 0)
         return float(self.rates[index]) if slopes[index] < 0 else None
 
     @property
@@ -80,6 +84,18 @@ class RangeTest:
     def _begin(self) -> int:
         """The index of the first smoothed loss to use."""
         return min(warmup_steps(self.smoothing), len(self.losses) - 1)
+
+    @property
+    def _fallen(self) -> int:
+        """The last index before the lowest loss at which the loss has not fallen by a tenth of its whole fall. Before
+        it, the loss differs by the noise of the batches, which may fall faster.
+        """
+        losses = self.smoothed[self._begin : self._lowest]
+        if not len(losses):
+            return self._begin
+        level = float(np.median(losses[: max(1, len(losses) // 4)]))
+        (high,) = np.nonzero(losses > level - 0.1 * (level - self.smoothed[self._lowest]))
+        return self._begin + (int(high[-1]) if len(high) else 0)
 
     @property
     def _lowest(self) -> int:

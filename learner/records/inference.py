@@ -128,8 +128,9 @@ def _check_arguments(model: Any, function: Any, batch_size: int | None, platform
         )
     if function is None and (reason := _unlike_one_argument(model)):
         raise LearnerError(
-            f"{type(model).__name__} cannot be called with one argument, the inputs ({reason}): give function=, such "
-            "as lambda model, inputs: model(**inputs)",
+            f"{type(model).__name__} cannot be called with one argument, the inputs ({reason}): give function=, a "
+            "function such as lambda model, inputs: model(**inputs), which a command takes by import path "
+            "(--function=mine.call)",
             code="export-function-missing",
         )
     if batch_size is not None and not (is_int(batch_size) and batch_size >= 1):

@@ -97,7 +97,7 @@ class ClassificationOutput:
         if logits.ndim != 2 or labels.shape != logits.shape[:1]:
             raise LearnerError(
                 f"ClassificationOutput.from_logits got logits of shape {logits.shape} and labels of shape "
-                f"{labels.shape}; it needs [batch, classes] and [batch]{_one_hot_hint(logits, labels)}",
+                f"{labels.shape}; it needs [batch, classes] and [batch]{_labels_hint(logits, labels)}",
                 code="output-classification-shapes",
             )
         _check_mask(mask, labels.shape)
@@ -237,7 +237,7 @@ class SequenceOutput:
         if logits.ndim != 3 or targets.shape != logits.shape[:2]:
             raise LearnerError(
                 f"SequenceOutput.from_logits got logits of shape {logits.shape} and targets of shape {targets.shape}; "
-                f"it needs [batch, length, classes] and [batch, length]{_one_hot_hint(logits, targets)}",
+                f"it needs [batch, length, classes] and [batch, length]{_labels_hint(logits, targets)}",
                 code="output-sequence-shapes",
             )
         _check_mask(mask, targets.shape)
@@ -285,7 +285,7 @@ class SegmentationOutput:
             raise LearnerError(
                 f"SegmentationOutput.from_logits got logits of shape {logits.shape} and targets of shape "
                 f"{targets.shape}; it needs [batch, height, width, classes] and [batch, height, width]"
-                f"{_one_hot_hint(logits, targets)}",
+                f"{_labels_hint(logits, targets)}",
                 code="output-segmentation-shapes",
             )
         _check_mask(mask, targets.shape)
@@ -377,7 +377,9 @@ def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
         )
 
 
-def _one_hot_hint(logits: Array, labels: Array) -> str:
+def _labels_hint(logits: Array, labels: Array) -> str:
+    if logits.ndim == 3 and labels.shape == logits.shape[:2]:
+        return "; for a label at each place of a sequence use SequenceOutput.from_logits"
     return "; of one-hot labels pass labels.argmax(-1)" if labels.shape == logits.shape else ""
 
 

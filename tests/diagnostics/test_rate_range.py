@@ -230,3 +230,15 @@ def test_divergence_of_losses(losses, kept):
     assert watcher.losses.tolist() == kept
     ended = len(kept) < len(losses) or kept[-1] > 4
     assert (interrupter.reason is not None) == ended
+
+
+@pytest.mark.parametrize("steps", [100, 1000])
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_of_the_batches_is_not_the_steepest_fall(steps, seed):
+    """The loss is 15 with a deviation of 2, and falls to 2 between 0.01 and 1 only."""
+    rates = np.geomspace(1e-7, 10.0, steps)
+    fall = np.clip((np.log10(rates) + 2) / 2, 0, 1)
+    noise = np.random.default_rng(seed).normal(size=steps) * 2 * (1 - 0.8 * fall)
+    losses = np.where(rates > 2, 15 * rates, 15 - 13 * fall + noise)
+    found = RangeTest(rates, losses, planned=steps)
+    assert 0.005 < found.steepest < 1

@@ -262,6 +262,10 @@ def named(path: str, key: str, names: Mapping[str, str] | None = None, kind: str
     if is_path or not names:
         return import_path(path, key)
     if path not in names:
+        if kind == "lr" and _is_number(path):
+            raise LearnerError(
+                f"{key} is the text {path!r}; write a number without quotes", code="config-number-quoted", key=key
+            )
         problem = f"{path!r} is neither a number nor a schedule" if kind == "lr" else f"there is no {path!r}"
         raise LearnerError(
             f"{key}: {problem}: {_hint(path, names)} (your own by import path)",
@@ -270,6 +274,14 @@ def named(path: str, key: str, names: Mapping[str, str] | None = None, kind: str
             path=path,
         )
     return import_path(names[path], key)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _hint(path: str, names: Mapping[str, str]) -> str:

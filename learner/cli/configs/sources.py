@@ -41,6 +41,12 @@ PARTS = ("dataset", "views", "batcher")
 VIEWS = ("map", "augment", "filter", "select", "slice", "shuffle", "part", "fold", "sample", "concat", "windows")
 """Methods of `Dataset` that return a single dataset."""
 
+PARTS_OF = {
+    "split": "part is one part of a split, {part: {which: 0, fractions: [0.8, 0.2], seed: 0}}",
+    "k_fold": "fold is one side of a pair, {fold: {which: 0, k: 5, part: train, seed: 0}}",
+}
+"""Views in place of methods that return several datasets."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DataSource:
@@ -151,7 +157,7 @@ def source(value: Any, key: str, seed: int) -> DataSource:
 
     known = methods(DataLoaderBuilder)
     if not isinstance(value, Mapping) or "class_path" in value:
-        _refuse_loader_options(value, key, [*PARTS, *known])
+        _refuse_loader_options(value, key, key, [*PARTS, *known])
         return DataSource(key, _data(value, key), is_bare=True)
     problems, found = Problems(order=value), dict[str, Recipe]()
     for name in value:
@@ -170,6 +176,7 @@ def source(value: Any, key: str, seed: int) -> DataSource:
                 code="config-dataset-missing",
                 key=key,
             )
+        _refuse_loader_options(value["dataset"], f"{key}.dataset", key, ["views", "batcher", *known])
         found["dataset"] = _data(value["dataset"], f"{key}.dataset")
     with problems.collect(key="batcher"):
         if (batcher := value.get("batcher")) is not None:
@@ -189,15 +196,15 @@ def source(value: Any, key: str, seed: int) -> DataSource:
     return DataSource(key, found["dataset"], found.get("batcher"), tuple(options), tuple(views))
 
 
-def _refuse_loader_options(value: Any, key: str, known: list[str]) -> None:
-    """Raise `LearnerError` for options of a loader in the mapping of the dataset itself."""
+def _refuse_loader_options(value: Any, place: str, key: str, known: list[str]) -> None:
+    """Raise `LearnerError` for options of a loader in the mapping of the dataset itself, at `place`."""
     problems = Problems()
     for name in value if isinstance(value, Mapping) else ():
         with problems.collect():
             if name in known:
                 raise LearnerError(
-                    f"{key} has {name!r} beside class_path: an argument belongs under init_args, and an option of the "
-                    f"loader beside the dataset, as in {key}: {{dataset: {{class_path: ...}}, {name}: ...}}",
+                    f"{place} has {name!r} beside class_path: an argument belongs under init_args, and an option of "
+                    f"the loader beside the dataset, as in {key}: {{dataset: {{class_path: ...}}, {name}: ...}}",
                     code="config-argument-beside-class-path",
                     key=key,
                     name=name,
@@ -252,7 +259,7 @@ def _view(value: Any, path: str) -> Option:
     ((name, arguments),) = value.items()
     if name not in VIEWS:
         raise LearnerError(
-            f"{path}: there is no view {name!r}: {near(str(name), VIEWS)}",
+            f"{path}: there is no view {name!r}: {PARTS_OF.get(name) or near(str(name), VIEWS)}",
             code="config-view-unknown",
             path=path,
             name=name,

@@ -81,7 +81,8 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
         parts = []
         for name in columns:
             column = Column(name, field, cells[name], place, problems)
-            part = column.codes(labels[field]) if field in labels else column.numbers(spec.missing)
+            listed = spec.labels.get(field) is not None
+            part = column.codes(labels[field], listed) if field in labels else column.numbers(spec.missing)
             parts.append(column.converted(part, spec.dtypes.get(field)))
         if not problems:
             arrays[field] = parts[0] if isinstance(spec.fields[field], str) else _side_by_side(what, field, parts)
@@ -209,8 +210,8 @@ class Column:
     place: Place
     problems: list[str]
 
-    def codes(self, names: Sequence[str]) -> np.ndarray:
-        """Return the number of each text in `names`, int32."""
+    def codes(self, names: Sequence[str], listed: bool) -> np.ndarray:
+        """Return the number of each text in `names`, int32. `listed`: the user has listed them."""
         numbers = {name: number for number, name in enumerate(names)}
         codes = [numbers.get("" if value is None else str(value), -1) for value in self.values]
         if -1 in codes:
@@ -218,8 +219,8 @@ class Column:
             for row in [row for row, code in enumerate(codes) if code < 0]:
                 value = self.values[row]
                 if value is None or len(self.problems) >= MOST_PROBLEMS:
-                    hint = f"labels={{{self.field!r}: ['', ...]}} gives empty cells a number, and so does missing="
-                    self._add_problem(row, f"it is missing; {hint}")
+                    remedy = f"labels={{{self.field!r}: ['', ...]}}" if listed else "missing=-1, or a list with '',"
+                    self._add_problem(row, f"it is missing; {remedy} gives empty cells a number")
                 else:
                     self._add_problem(
                         row, f"{str(value)[:SHOWN]!r} is none of its labels: {near(str(value)[:SHOWN], known)}"

@@ -169,6 +169,7 @@ def test_schedules_and_optimizers_in_place_of_each_other(importable, line_config
         ),
         ({"directory": "gs://bucket/run"}, "directory"),
         ({"lr": "fast"}, "lr: 'fast' is neither a number nor a schedule: choose from 'Constant'"),
+        ({"lr": "1e-2"}, "lr is the text '1e-2'; write a number without quotes"),
         ({"lr": "0.1x"}, "lr: '0.1x' is neither a number nor a schedule: choose from 'Constant'"),
         ({"lr": "my.schedule"}, "lr is 'my.schedule', but there is no module 'my'"),
         ({"lr": "optax.constant_schedule"}, "lr.init_args: optax.constant_schedule needs 'value'"),

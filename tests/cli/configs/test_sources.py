@@ -157,6 +157,18 @@ def test_fold_sample_and_windows(importable):
     assert batch["x"].shape == (2, 3, 1)
 
 
+def test_methods_that_return_several_datasets_name_the_view_in_their_place(importable):
+    for view, remedy in {"split": "{part: {which: 0", "k_fold": "{fold: {which: 0"}.items():
+        with raises_code("config-view-unknown", remedy):
+            source({"dataset": DATASET, "views": {view: 3}}, "train", 0)
+
+
+def test_an_option_of_the_loader_inside_the_dataset_belongs_one_level_up(importable):
+    inside = {**(DATASET if isinstance(DATASET, dict) else {"class_path": DATASET}), "batch_size": 2}
+    with raises_code("config-argument-beside-class-path", "train: {dataset: {class_path: ...}, batch_size: ...}"):
+        source({"dataset": inside}, "train", 0)
+
+
 def test_several_splits(importable):
     data = sources({"dev": {"dataset": DATASET, "batch_size": 2}, "ood": DATASET}, "valid", 0)
     assert {name: type(split.make()).__name__ for name, split in data.items()} == {"dev": "DataLoader", "ood": "dict"}

@@ -61,8 +61,10 @@ def test_empty_cells_of_labels(write):
     assert [x.tolist() for x in (table.arrays["city"], table.arrays["age"])] == [[1, 0, 2], [3, 4, -1]]
     table = csv(path, ["city"], labels={"city": ["Bonn", "Berlin", ""]})
     assert table.arrays["city"].tolist() == [1, 2, 0]
-    with raises_code("data-columns-unreadable", "line 3: column 'city': it is missing; labels={'city': ['', ...]}"):
+    with raises_code("data-columns-unreadable", "line 3: column 'city': it is missing; missing=-1, or a list"):
         csv(path, ["city"], labels=["city"])
+    with raises_code("data-columns-unreadable", "line 3: column 'city': it is missing; labels={'city': ['', ...]}"):
+        csv(path, ["city"], labels={"city": ["Berlin", "Bonn"]}, missing=-1)
 
 
 @pytest.mark.parametrize("cell", ["1_000", "20_2.4", "\u0663"])
