@@ -196,7 +196,7 @@ class Learner(Generic[ModelT]):
             # A run that starts closes its own data. This closes the data of a refused or already finished run.
             with contextlib.closing(plan.inputs), locked_directory(options, processes):
                 checkpoint = find_checkpoint(plan)  # None: a new run
-                resolve_length(plan, checkpoint)
+                resolve_length(definition, plan.inputs, checkpoint)
                 if checkpoint is not None and (finished := finished_result(plan, checkpoint)) is not None:
                     self._fitted = True
                     self._evaluator.runner, result = finished

@@ -171,7 +171,8 @@ class IterableSource(StatefulSource):
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         order = first = None
-        if epoch == 1 and state is None:
+        # Not of a validation split, which may read a loader of the train split at any time.
+        if self.split == "train" and epoch == 1 and state is None:
             restart_loaders(_generators(self._data))
         if _is_of_beginning(state):
             order, first, state = state.get(GENERATORS), state.get(FIRST), None

@@ -14,7 +14,7 @@ from learner.diagnostics.array_difference import ArrayDifference, Arrays, first_
 from learner.errors import LearnerError
 from learner.steps.train_state import TrainState
 from learner.strategies.single import SingleDevice
-from learner.training.checkpoints.resume import data_of, differences
+from learner.training.checkpoints.resume import data_of, differences, resolve_length
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import DispatchGrouping, Grouper, MicroBatchGroup
@@ -171,6 +171,7 @@ class ReplayedRun:
         restored = self._restore(start) if start else None
         if restored is None:
             definition.take_initial()
+        resolve_length(definition, inputs, restored)
         self.state: TrainState = definition.init() if restored is None else restored.state
         first = inputs.first_batches["train"]
         self._runner = SingleStepRunner(definition.step, definition.strategy.platform, first)

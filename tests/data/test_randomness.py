@@ -229,3 +229,10 @@ def test_a_loader_inside_other_data_has_the_order_of_its_epochs(wrap):
     again = source_of(data, "train")  # of another run in the process
     assert [numbers_of(again.open(epoch)) for epoch in (1, 2)] == expected[:2]
     assert not again.draws_itself()
+
+
+def test_a_validation_does_not_restart_a_loader_of_the_train_split():
+    loader = DataLoaderBuilder().batch_size(SIZE).shuffle(seed=0).build({"x": np.arange(ROWS)})
+    train, valid = source_of(Wrapped(loader), "train"), source_of(Wrapped(loader), "valid")
+    orders = [numbers_of((train if number % 2 == 0 else valid).open(1 + number // 2)) for number in range(6)]
+    assert orders == [numbers_of(loader.epoch(epoch)) for epoch in range(1, 7)]

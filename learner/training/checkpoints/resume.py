@@ -15,7 +15,7 @@ from learner.runs.population import member_index
 from learner.steps.train_state import TrainState
 from learner.training.checks.fingerprints import MICRO_BATCHES, changes, saved_fingerprint
 from learner.training.definition import TrainingDefinition
-from learner.training.feed.inputs import run_length
+from learner.training.feed.inputs import Inputs, run_length
 from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found, read_of_run
 from learner.training.member_decisions import all_ended_text
 from learner.training.options import Options
@@ -30,7 +30,7 @@ from learner.util.text import short
 # -- the length of the run ---------------------------------------------------------------------------------------------
 
 
-def resolve_length(plan: RunPlan, restored: Restored | None) -> None:
+def resolve_length(definition: TrainingDefinition, inputs: Inputs, restored: Restored | None) -> None:
     """Resolve the schedules again if epochs before the checkpoint had another number of steps than they have now.
 
     Raises:
@@ -38,15 +38,15 @@ def resolve_length(plan: RunPlan, restored: Restored | None) -> None:
     """
     if restored is None:
         return
-    definition, batches, p = plan.definition, plan.inputs.source("train").batches, restored.position
+    batches, p = inputs.source("train").batches, restored.position
     epoch, saved = run_length(definition.options, batches).epoch, saved_fingerprint(restored.progress)
-    facts = saved["data"].get("train")
-    had = facts.get("batches") if isinstance(facts, dict) else None, saved["settings"].get(MICRO_BATCHES)
     if epoch is None:
         return
-    ahead = restored.progress.get("steps_ahead", 0)
+    facts, ahead = saved["data"].get("train"), restored.progress.get("steps_ahead", 0)
+    before = facts.get("batches") if isinstance(facts, dict) else None
+    accumulated = saved["settings"].get(MICRO_BATCHES)
     # Only for a change: a run that resumes unchanged must have the schedule that it would have had.
-    if had[0] is not None and had != (batches, definition.options.accumulate):
+    if before != batches or accumulated not in (None, definition.options.accumulate):
         done, inside = (p.epoch, 0) if p.has_closed_training else (p.epoch - 1, p.in_epoch)
         ahead = p.step - inside - done * epoch
     if ahead:
