@@ -416,7 +416,11 @@ WRONG = {
         r"needs \[batch, classes\].*\.argmax\(-1\)",
     ),
     "labels in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, 1, dtype=INT)), r"\(4, 1\)"),
-    "sequences as classes": (ClassificationOutput.from_logits, (of(4, 5, 3), of(4, 5, dtype=INT)), r"\(4, 5, 3\)"),
+    "sequences as classes": (
+        ClassificationOutput.from_logits,
+        (of(4, 5, 3), of(4, 5, dtype=INT)),
+        r"\(4, 5, 3\).*SequenceOutput\.from_logits",
+    ),
     "float labels": (ClassificationOutput.from_logits, (of(4, 3), of(4)), "dtype float32; it needs integer"),
     "bool labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=bool)), "dtype bool; it needs integer"),
     "mask of other rows": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=INT), of(3)), r"mask"),
