@@ -122,11 +122,11 @@ class Forgetful(Drawing):
     """Data without a position and without a visible generator."""
 
     def __init__(self):
-        self.hidden, self.size, self.made = [np.random.default_rng(5)], SIZE, 0
+        self.hidden, self.size, self.made = [[np.random.default_rng(5)]], SIZE, 0
 
     @property
     def generator(self):
-        return self.hidden[0]
+        return self.hidden[0][0]
 
 
 class Generator:
