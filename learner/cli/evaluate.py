@@ -14,8 +14,8 @@ from learner.cli.configs.config import RunConfig
 from learner.cli.configs.overrides import apply_overrides, read_yaml
 from learner.cli.configs.saved_configs import refuse_other_directory, saved_config
 from learner.cli.configs.sources import source
-from learner.cli.outputs import SUFFIXES, joined, write_outputs
 from learner.cli.parsing import PROCESSES, Parser, check_output
+from learner.cli.predictions import SUFFIXES, joined, write_outputs
 from learner.cli.processes import connected, process_options
 from learner.cli.trust import require_trust
 from learner.config import limits

@@ -6,14 +6,13 @@ arrays in memory.
 
 import functools
 import re
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import as_array, field_name, refuse_keys
+from learner.data.batch_arrays import as_array, digest_of, field_name
 from learner.data.dataset import Dataset
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
@@ -109,15 +108,6 @@ def sampled(rows: int, nbytes: int) -> np.ndarray:
     most = min(rows, max(3, SAMPLE_BYTES // max(1, nbytes)))
     most = min(most, FEW_ROWS) if rows * nbytes > LARGE_BYTES else most
     return np.linspace(0, rows - 1, most).astype(np.intp)
-
-
-def digest_of(batch: Any) -> int | None:
-    """Return a checksum of the numbers of a batch; None if an array holds objects, whose bytes are addresses."""
-    refuse_keys(batch)
-    parts = [np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch)]
-    if any(x.dtype.hasobject for x in parts):
-        return None
-    return functools.reduce(lambda digest, x: zlib.crc32(x.tobytes(), digest), parts, 0)
 
 
 def checksum_text(digest: int | None) -> str | None:

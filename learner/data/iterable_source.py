@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from learner.data.abstract_source import CHANGED, PyTree, Source
-from learner.data.batch_arrays import as_array
-from learner.data.data_fingerprint import ADDRESS, describe_iterable, digest_of, fields_of
+from learner.data.batch_arrays import as_array, digest_of
+from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, to_json
 from learner.data.randomness import (

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
+from learner.data.batch_arrays import digest_of
 from learner.data.batcher import Batcher, stack
-from learner.data.data_fingerprint import checksum_text, describe_dataset, digest_of, fields_of, name_of, sampled
+from learner.data.data_fingerprint import checksum_text, describe_dataset, fields_of, name_of, sampled
 from learner.data.dataset import as_dataset
 from learner.data.mixture import Mixture, MixturePool
 from learner.data.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.data.data_fingerprint import digest_of
+from learner.data.batch_arrays import digest_of
 from learner.errors import LearnerError
 from learner.util.number_checks import check_int
 

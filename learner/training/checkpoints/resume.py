@@ -47,8 +47,8 @@ def resolve_length(definition: TrainingDefinition, inputs: Inputs, restored: Res
     accumulated = saved["settings"].get(MICRO_BATCHES)
     # Only for a change: a run that resumes unchanged must have the schedule that it would have had.
     if before != batches or accumulated not in (None, definition.options.accumulate):
-        done, inside = (p.epoch, 0) if p.has_closed_training else (p.epoch - 1, p.in_epoch)
-        ahead = p.step - inside - done * epoch
+        ended, inside = (p.epoch, 0) if p.has_closed_training else (p.epoch - 1, p.in_epoch)
+        ahead = p.step - inside - ended * epoch
     if ahead:
         definition.options = dataclasses.replace(definition.options, steps_ahead=ahead)
         if problems := definition.resolve(batches):

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from learner.cli.outputs import MOST_COLUMNS, joined, write_outputs
+from learner.cli.predictions import MOST_COLUMNS, joined, write_outputs
 from learner.util.distribution import install_hint
 from tests.support.codes import raises_code
 
@@ -50,7 +50,7 @@ def test_json_lines_have_lists(tmp_path):
 
 
 def test_parquet_has_the_types_and_bits_of_the_arrays(tmp_path, monkeypatch):
-    monkeypatch.setattr("learner.cli.outputs.CHUNK", 1)
+    monkeypatch.setattr("learner.cli.predictions.CHUNK", 1)
     write_outputs(tmp_path / "a.parquet", ARRAYS)
     table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
     types = dict(zip(table.schema.names, map(str, table.schema.types), strict=True))
