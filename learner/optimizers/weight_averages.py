@@ -121,6 +121,42 @@ class Swa(OptimizerFactory):
         return jnp.where(since <= 0, 1.0, jnp.where(counts, 1 / terms.astype(float), 0.0)), terms
 
 
+def describe_ineffective(optimizer: Any, steps: int) -> list[str]:
+    """Return sentences about the averages of an optimizer that a run of `steps` steps ends too early for.
+
+    >>> describe_ineffective(Swa(optax.sgd, start=500), 100)[0].partition(",")[0]
+    'Swa averages the parameters from step 500 on'
+    >>> describe_ineffective(Swa(optax.sgd, start=50), 100)
+    []
+    """
+    texts = []
+    while isinstance(optimizer, OptimizerFactory):
+        if isinstance(optimizer, Ema | Swa) and steps <= optimizer.start:
+            texts.append(
+                f"{type(optimizer).__name__} averages the parameters from step {optimizer.start:,} on, and the run "
+                f"ends at step {steps:,}: the trained parameters are evaluated"
+            )
+        elif isinstance(optimizer, Swa) and steps < optimizer.start + optimizer.every:
+            texts.append(
+                f"Swa averages the parameters after every {optimizer.every:,} steps from step {optimizer.start:,} on, "
+                f"and the run ends at step {steps:,}: at its end, the parameters of step {optimizer.start:,} alone are "
+                "evaluated"
+            )
+        optimizer = getattr(optimizer, "optimizer", None)
+    return texts
+
+
+def has_swa(optimizer: Any) -> bool:
+    """Return True if `Swa` averages the parameters of an optimizer.
+
+    >>> has_swa(Swa(optax.sgd, start=1)), has_swa(Ema(optax.sgd))
+    (True, False)
+    """
+    return isinstance(optimizer, Swa) or (
+        isinstance(optimizer, OptimizerFactory) and has_swa(getattr(optimizer, "optimizer", None))
+    )
+
+
 def _averaged(
     weight: Callable[[Any, Any], tuple[Any, Any]], terms: int | None = None
 ) -> optax.GradientTransformationExtraArgs:

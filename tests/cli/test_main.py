@@ -341,7 +341,8 @@ def test_resume_follows_the_saved_config(learner, trained):
 @pytest.mark.full
 def test_resume_from_an_earlier_checkpoint(learner, trained):
     first = [json.loads(line) for line in Path("run/journal.jsonl").read_text().splitlines()]
-    assert "resumes after step 3" in learner("resume", "run", "--checkpoint=1")[1]
+    out = learner("resume", "run", "--checkpoint=1")[1]
+    assert ("resumes after step 3" in out, "superseded/1" in out) == (True, True)
     resumed = read_summary()
     assert (resumed["epochs"], resumed["steps"]) == (2, 6)
     last = next(event for event in reversed(first) if event["event"] == "epoch")["values"]

@@ -1,6 +1,7 @@
 """Tests of averages of parameters: values by hand, and their use in evaluation."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,14 @@ import optax
 import pytest
 
 from learner import load_checkpoint, load_model
+from learner.data import DataLoaderBuilder
 from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups, Swa
 from learner.records import MessagePackRecorder
 from learner.steps.eval_params import eval_params
 from learner.strategies import Replicated, Sharded, fsdp
 from tests.support.codes import raises_code
-from tests.support.runs import T, X, batches, bits, build_line, checkpoint_bits, line, line_step, quiet
+from tests.support.runs import Net, T, X, Y, batches, bits, build_line, checkpoint_bits, line, line_step, quiet
 from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -252,3 +254,27 @@ def test_optimizers_with_their_own_average_are_rejected(tmp_path):
     twice = Ema(functools.partial(optax.contrib.schedule_free_sgd, b1=0.9))
     with pytest.raises(LearnerError, match="averages the parameters of a schedule-free optimizer"):
         build_line(quiet(tmp_path / "run"), RATE, twice)
+
+
+@pytest.mark.parametrize(
+    ("make", "number"),
+    [
+        (functools.partial(Ema, start=STEPS), 1),
+        (functools.partial(Ema, start=STEPS - 1), 0),
+        (functools.partial(Swa, start=STEPS), 1),
+        (functools.partial(Swa, start=STEPS - 3, every=4), 1),
+        (functools.partial(Swa, start=STEPS - 4, every=4), 0),
+        (lambda optimizer: Clipped(Swa(optimizer, start=100), norm=1.0), 1),
+    ],
+)
+def test_a_run_that_ends_too_early_for_an_average_is_warned_about(tmp_path, make, number):
+    build_line(quiet(tmp_path / "run").num_epochs(2), RATE, make(optax.sgd)).fit(batches())
+    assert len(re.findall("WARNING.* average", (tmp_path / "run" / "experiment.log").read_text())) == number
+
+
+@pytest.mark.parametrize(("make", "number"), [(Ema, 0), (functools.partial(Swa, start=1), 1)])
+def test_statistics_that_swa_does_not_average_are_warned_about(tmp_path, make, number):
+    """The mean of parameters meets statistics of others."""
+    data = DataLoaderBuilder().batch_size(8).build({"x": X, "y": Y})
+    quiet(tmp_path / "run").num_epochs(1).build(Net(), make(optax.sgd), RATE).fit(data)
+    assert (tmp_path / "run" / "experiment.log").read_text().count("statistics of BatchNorm") == number

@@ -1,7 +1,6 @@
 """Rewinding a run to the checkpoint that it resumes from: newer log lines and checkpoints are archived."""
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from learner.training.options import Options
 from learner.training.progress.restore import Restored
 from learner.training.spec import RunSpec
 from learner.util.disk import replacing
+from learner.util.text import join_names
 
+MOST_NAMED = 6
 NOTHING_LOGGED = {"epoch_lines": 0, "epoch": 0, "files": {}}
 
 
@@ -101,7 +102,7 @@ def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None,
     else:
         # Checkpoints before logs: a kill in between leaves logs that are too long, which the next start cuts. If logs
         # were cut first, the newest checkpoint would rely on missing lines.
-        place = _archive_newer_checkpoints(options, restored, store, log) if superseded else None
+        place = _archive_newer_checkpoints(options, restored, store, outputs) if superseded else None
         for each, position in zip(every, positions, strict=True):
             kept = place if place is None else each.options.directory / "superseded" / place.name
             each.files.cut(position, kept, lenient)
@@ -117,18 +118,22 @@ def _positions(restored: Restored | None) -> list[Mapping[str, Any]]:
 
 
 def _archive_newer_checkpoints(
-    options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger
+    options: Options, restored: Restored, store: CheckpointStore | None, outputs: Outputs
 ) -> Path:
     """Move newer checkpoints to a directory in `superseded/`, and return it. Checkpoints of a population stay."""
     if store is None:  # nothing is saved from now on, but newer checkpoints must go, too
         with contextlib.closing(open_store(options)) as reader:
-            return _archive_newer_checkpoints(options, restored, reader, log)
+            return _archive_newer_checkpoints(options, restored, reader, outputs)
     superseded = options.directory / "superseded"
     superseded.mkdir(exist_ok=True)
     place = superseded / str(1 + max((int(p.name) for p in superseded.iterdir() if p.name.isdecimal()), default=0))
     moved = store.set_aside(restored.entry.step, place.absolute() / "checkpoint")
-    of_steps = f"checkpoints of steps {moved} and " if moved else ""
-    log.info("%sthe logs after step %d moved to %s", of_steps, restored.entry.step, place)
+    logs = f"the logs after step {restored.entry.step} moved to {place}"
+    if moved:
+        steps = join_names([f"step {step}" for step in moved], MOST_NAMED)
+        outputs.notify(f"the checkpoints of {steps} and {logs}")
+    else:
+        outputs.info(logs)
     return place
 
 

@@ -43,9 +43,7 @@ class Outputs:
     def report_signal(self, name: str, saves: bool) -> None:
         """Notify the listeners that a signal stops the run. Any thread may call it."""
         saving = ", saving a checkpoint" if saves else ""
-        for listener in self.listeners:
-            text = f"{name}: stopping after the steps in flight{saving}; again to end now"
-            listener.put(Message(time.time(), logging.INFO, text))
+        self._show(f"{name}: stopping after the steps in flight{saving}; again to end now", logging.INFO)
 
     def report_compilation(self, number: int, total: int) -> None:
         """Notify the listeners of the program about to be compiled; see `Compiling`. Any thread may call it."""
@@ -56,6 +54,11 @@ class Outputs:
         """Write a text to the log. Any thread may call it."""
         self.log.info("%s", text)
 
+    def notify(self, text: str) -> None:
+        """Write a text to the log, and show it to people. Any thread may call it."""
+        self.info(text)
+        self._show(text, logging.INFO)
+
     def warn(self, text: str) -> None:
         """Write a warning to the log, and send it to the listeners. Any thread may call it.
 
@@ -64,18 +67,18 @@ class Outputs:
         """
         self.log.warning(text)
         if not is_ignored(text):
-            self._show(text)
+            self._show(text, logging.WARNING)
 
     def report_problem(self, text: str) -> None:
         """Warn of a problem of the outputs or of the machine. Unlike `warn` it never raises: nobody would see the error
         of a thread of theirs, which would end.
         """
         self.log.warning(text)
-        self._show(text)
+        self._show(text, logging.WARNING)
 
-    def _show(self, text: str) -> None:
+    def _show(self, text: str, level: int) -> None:
         for listener in self.listeners:
-            listener.put(Message(time.time(), logging.WARNING, text))
+            listener.put(Message(time.time(), level, text))
 
 
 @contextlib.contextmanager

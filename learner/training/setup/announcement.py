@@ -9,10 +9,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from learner.events import Message, MetricInfo, RunEnded, RunStarted
 from learner.models.array_info import array_infos, model_json
 from learner.optimizers.description import describe_optimizer
 from learner.optimizers.schedule_resolution import schedules_in
+from learner.optimizers.weight_averages import describe_ineffective, has_swa
 from learner.runs.evaluations import read_evaluations, summaries
 from learner.runs.history import summarize
 from learner.runs.layout import end_word
@@ -43,6 +46,7 @@ def announce_start(run: Run, spec: RunSpec, outputs: Outputs, parameters: int) -
     _announce_initial(run, spec)
     _notify_of_large_batch(run, spec)
     _log_early_end(run, spec)
+    _warn_of_averages(run, spec)
     _warn_of_selections(run, spec)
     if not options.metric_files:
         reporter.log.info(
@@ -178,6 +182,19 @@ def _log_early_end(run: Run, spec: RunSpec) -> None:
             run.reporter.log.info("%s%s", before, ends[0])
         for text in not_reached(schedule, steps):
             run.reporter.log.info("%s%s", before, text)
+
+
+def _warn_of_averages(run: Run, spec: RunSpec) -> None:
+    """Show a warning about averages that the run ends too early for, or that the statistics of BatchNorm do not fit."""
+    optimizer = spec.step.optimizer
+    steps = run_length(run.options, spec.inputs.source("train").batches).steps
+    for text in [] if steps is None else describe_ineffective(optimizer, steps):
+        run.warn(text)
+    if has_swa(optimizer) and "batch_stats" in jax.tree.leaves(spec.step.adapter.kinds):
+        run.warn(
+            "Swa averages the parameters, but the statistics of BatchNorm belong to the trained ones: validations are "
+            "misleading, and so is the model until its statistics are computed anew from train data; Ema avoids this"
+        )
 
 
 def _warn_of_selections(run: Run, spec: RunSpec) -> None:
