@@ -19,8 +19,9 @@ class LearnerError(ValueError):
       message: the text for people; its wording may change.
       code: the stable name of the fault; `docs/reference/errors.md` lists all codes. The default is for errors raised
         by the user's functions; every error in `learner` has its own code.
-      fields: the values in the message. Numbers, texts, booleans and `None` are stored unchanged, paths as texts, and
-        anything else as the beginning of its `repr`. So an error holds no arrays and can be sent between processes.
+      fields: the values in the message. Numbers, texts, lists of texts, booleans and `None` are stored unchanged, paths
+        as texts, and anything else as the beginning of its `repr`. So an error holds no arrays and can be sent between
+        processes.
 
     Attributes:
       problems: the single problems, if the message joins several.
@@ -50,6 +51,8 @@ def _bare(kind: type[LearnerError], args: tuple[Any, ...]) -> LearnerError:
 def _plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, list) and all(type(item) is str for item in value):
+        return list(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return repr(value)[:LONGEST_FIELD]
@@ -87,13 +90,16 @@ class OutOfMemoryError(LearnerError):
         self.part = part
 
 
-def one_error(problems: Sequence[str], title: str = "this cannot be trained", *, code: str) -> LearnerError:
+def one_error(
+    problems: Sequence[str], title: str = "this cannot be trained", *, code: str, **fields: Any
+) -> LearnerError:
     """Return one error for several problems.
 
     Args:
       problems: texts. In `error.codes`, a `Problem` keeps its own code, and the others have `code`.
       title: the heading of a list of several problems.
       code: the code of the error.
+      fields: the fields of the error; a single `Problem` has its own.
 
     >>> problems = ["num_epochs is 0: give 1 or more", "the learning rate is -1.0: give a positive number"]
     >>> print(one_error(problems, code="learner-untrainable"))
@@ -106,10 +112,11 @@ def one_error(problems: Sequence[str], title: str = "this cannot be trained", *,
     texts = tuple(map(str, problems))  # a `Problem` becomes a plain text
     if len(problems) == 1:
         (only,) = problems
-        fields = only.fields if isinstance(only, Problem) else {}
-        return LearnerError(texts[0], code=only.code if isinstance(only, Problem) else code, **fields)
+        if isinstance(only, Problem):
+            return LearnerError(texts[0], code=only.code, **only.fields)
+        return LearnerError(texts[0], code=code, **fields)
     lines = [f"{title}, {len(texts)} problems:", *(f"{i}. {text}" for i, text in enumerate(texts, 1))]
-    error = LearnerError("\n  ".join(lines), code=code)
+    error = LearnerError("\n  ".join(lines), code=code, **fields)
     error.problems = texts
     error.codes = tuple(each.code if isinstance(each, Problem) else code for each in problems)
     return error

@@ -11,14 +11,13 @@ import numpy as np
 
 from learner.checkpoint.store import Entry
 from learner.cli.configs.config import RunConfig
-from learner.cli.configs.overrides import apply_overrides, read_yaml
+from learner.cli.configs.overrides import apply_overrides
 from learner.cli.configs.saved_configs import refuse_other_directory, saved_config
-from learner.cli.configs.sources import source
+from learner.cli.input_rows import read_rows
 from learner.cli.parsing import PROCESSES, Parser, check_output
 from learner.cli.predictions import SUFFIXES, joined, write_outputs
 from learner.cli.processes import connected, process_options
 from learner.cli.trust import require_trust
-from learner.config import limits
 from learner.errors import LearnerError
 from learner.learner import Learner
 from learner.records import hub
@@ -47,8 +46,6 @@ FURTHER = f"""
 options of the process:
 {PROCESSES}
 It trusts config.yaml: the code that it names is imported and run."""
-
-BATCH_SIZE = 256
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -80,9 +77,13 @@ def evaluate(words: Sequence[str]) -> int:
                 code="cli-split-without-data",
                 split=line.split,
             )
-        config = _checkpoint_config(apply_overrides(content, line.overrides), directory, default)
+        content = apply_overrides(content, line.overrides)
+        config = _checkpoint_config(content, directory, default)
         learner = config.learner(with_data=False, weights=_pulled(directory))
-        data = config.data("valid") if line.data is None else _loader(line.data)
+        if line.data is None:
+            data = config.data("valid")
+        else:
+            data, _ = read_rows(line.data, directory, content, needs_targets=True)
         if data is None:
             raise LearnerError(
                 f"{directory} has no validation data; pass the data to evaluate: --valid.dataset=...",
@@ -140,7 +141,8 @@ def predict(words: Sequence[str]) -> int:
     parser = Parser("predict", PREDICT, "DIR DATA -o FILE [--KEY=VALUE ...]", KEYS + FURTHER, keys=True)
     parser.add_run()
     about = (
-        "an .npz file with the arrays of a batch, for all rows; or a YAML file with the content of `valid` in a config"
+        "an .npz file with the arrays of a batch, for all rows; a file like those of the run's own data, such as .csv; "
+        "or a YAML file with the content of `valid` in a config"
     )
     parser.add_argument("data", metavar="DATA", help=about)
     parser.add_processes()
@@ -158,12 +160,17 @@ def predict(words: Sequence[str]) -> int:
     require_trust(directory, line.trust)
     with connected(process_options(line)):
         content = saved_config(directory, "predicts", call=f"{_in_python(line, 'latest')}.predict(data)")
-        config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
+        content = apply_overrides(content, line.overrides)
+        config = _checkpoint_config(content, directory)
         learner = config.learner(with_data=False, weights=_pulled(directory))
         learner.definition.refuse_population("predict")
         evaluator = Evaluator(learner.definition)
-        arrays, others = joined(evaluator.predictions(_loader(line.data)))
-        if jax.process_index() == 0:  # each process has all rows
+        data, lacking = read_rows(line.data, directory, content, needs_targets=False)
+        is_first = jax.process_index() == 0
+        if lacking and is_first:
+            print(printable(f"{line.data} has no {join_names(lacking, 8)}"), flush=True)
+        arrays, others = joined(evaluator.predictions(data))
+        if is_first:  # each process has all rows
             write_outputs(output, arrays)
             table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
             left_out = f"left out, as they have no row for each row: {join_names(others, 8)}"
@@ -204,33 +211,3 @@ def _checkpoint_line(entry: Entry | None) -> list[str]:
     if entry is None:
         return []
     return [f"checkpoint: step {entry.step}, {place_of(entry.epoch, entry.step)}"]
-
-
-def _loader(path: str) -> Any:
-    """Return the rows to predict, in order: an iterable of batches, or a function that returns one."""
-    from learner.data.dataset import Dataset
-    from learner.data.input_files import present, reader_of
-    from learner.data.loader import DataLoaderBuilder
-    from learner.data.npz import read_npz
-
-    file = present(path, "DATA")
-    if file.suffix not in (".npz", *limits.SUFFIXES) and (source_name := reader_of(file)) is not None:
-        raise LearnerError(
-            f"{path} is neither an .npz file nor a YAML file; a YAML file names other data, as `valid` in a config "
-            f"does: dataset: {{class_path: {source_name}, init_args: {{path: {path}}}}}",
-            code="cli-data-file",
-            path=path,
-        )
-    if file.suffix == ".npz":
-        data = read_npz(file)
-    else:
-        content = read_yaml(file)
-        if "dataset" not in content and not {"train", "valid"}.isdisjoint(content):
-            raise LearnerError(
-                f"{path} is the config of a run; it needs the content of `valid` alone, such as "
-                "dataset: {class_path: ..., init_args: {...}}",
-                code="cli-data-config",
-                path=path,
-            )
-        data = source({"batch_size": BATCH_SIZE, **content} if "dataset" in content else content, "DATA", 0).make()
-    return DataLoaderBuilder().batch_size(BATCH_SIZE).build(data) if isinstance(data, Mapping | Dataset) else data

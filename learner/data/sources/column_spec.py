@@ -56,7 +56,8 @@ def parse_columns(
         columns' names, a list of labels all texts of the columns.
 
     Raises:
-      LearnerError: columns, fields or types do not exist; the message lists all of them.
+      LearnerError: columns, fields or types do not exist; the message lists all of them. `lacking` has the names of the
+        fields without which the table can be read.
 
     >>> parse_columns("a.csv", ["age", "size"], {"x": ["age", "siez"]}, None, None, None)
     Traceback (most recent call last):
@@ -72,17 +73,21 @@ def parse_columns(
         columns_of, {}, dict(labels) if isinstance(labels, Mapping) else dict.fromkeys(labels or ()), missing
     )
     known = set(columns)
-    problems = [
+    lacking = [field for field in columns_of if not known.issuperset(spec.of(field))]
+    absent = [
         f"{what} has no column {name!r}: {near(str(name), list(columns))}" for name in spec.columns if name not in known
     ]
-    problems += [f"{what}: the field {field!r} has no columns" for field in columns_of if not spec.of(field)]
+    problems = [f"{what}: the field {field!r} has no columns" for field in columns_of if not spec.of(field)]
     problems += [] if columns_of else [f"{what}: there are no fields"]
     for option, given in (("dtypes", dtypes or {}), ("labels", spec.labels)):
-        problems += [
-            f"{option} has {field!r}, which is not a field of {what}: {near(str(field), list(columns_of))}"
-            for field in given
-            if field not in columns_of
+        unknown = [field for field in given if field not in columns_of]
+        texts = [
+            f"{option} has {x!r}, which is not a field of {what}: {near(str(x), list(columns_of))}" for x in unknown
         ]
+        if fields is None:
+            lacking, absent = [*lacking, *unknown], [*absent, *texts]
+        else:
+            problems += texts
     for field, name in (dtypes or {}).items():
         try:
             spec.dtypes[field] = np.dtype(name)
@@ -91,8 +96,13 @@ def parse_columns(
             continue
         if spec.dtypes[field].kind not in "biuf":
             problems.append(f"dtypes.{field} is {name!r}: it needs a type of numbers")
-    if problems:
-        raise one_error(problems, f"{what} cannot be read", code="data-columns-unreadable")
+    if absent or problems:
+        raise one_error(
+            [*absent, *problems],
+            f"{what} cannot be read",
+            code="data-columns-unreadable",
+            lacking=[] if problems else lacking,
+        )
     return spec
 
 
