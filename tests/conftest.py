@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 # read when learner is imported: assert which thread writes to each part of a run
 os.environ["LEARNER_CHECK_OWNERS"] = "1"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins with Ctrl-C ignored
 fast = False  # True if programs are compiled with fewer optimization passes
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -766,7 +766,7 @@ def test_predict(learner, trained, workplace):
     (workplace / "data.csv").touch()
     code, _, err = learner("predict", "run", "data.csv", "-o", "again.npz")
     assert (code, "dataset: {class_path: csv, init_args: {path: data.csv}}" in err) == (2, True)
-    like = '--valid={"dataset": {"class_path": "csv", "init_args": {"path": "x.csv", "fields": {"x": ["a", "b", "c"]}}}}'
+    like = '--valid.dataset={"class_path": "csv", "init_args": {"path": "x.csv", "fields": {"x": ["a", "b", "c"]}}}'
     (workplace / "rows.csv").write_text("a,c,b\n" + "".join(f"{a},{c},{b}\n" for a, b, c in x))
     words = "rows.csv", "-o", "rows.npz", "--predict_step=mymodule.prediction", like
     assert learner("predict", "run", *words)[0] == 0
