@@ -88,7 +88,7 @@ def test_the_configs_of_precision_can_be_read():
         option(LearnerBuilder, name, value, name, names_for(name) or None).apply(LearnerBuilder("unused"))
 
 
-def test_the_optimizers_of_the_document(tmp_path):
+def test_the_optimizers_of_the_document(tmp_path, monkeypatch):
     """The Python prints the output shown, and the config builds the same optimizer apart from one rate."""
     import yaml
 
@@ -100,6 +100,7 @@ def test_the_optimizers_of_the_document(tmp_path):
         re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for kind in ("python", "yaml", "text")
     )
     names = {}
+    monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec("\n".join(python), names)
     assert printed.getvalue() == "".join(shown)

@@ -14,6 +14,9 @@ from learner.cli.configs.signatures import random_parameters, signature_parser
 from learner.cli.usage import TOPICS, Paragraph, entries_of, fill
 from learner.errors import LearnerError, near
 
+IN_PYTHON = ("population",)
+"""Methods of the builder that a config cannot call: `learner sweep` lists the values of members."""
+
 
 def topic_paragraphs(topic: str) -> list[Paragraph]:
     """Return the help of any topic except `processes`: all keys, or the classes that a key accepts, with their
@@ -23,7 +26,7 @@ def topic_paragraphs(topic: str) -> list[Paragraph]:
     if key:
         return _choices(key)
     options = {name: _first_line(method) + _defaults(method) for name, method in methods(builder_class()).items()}
-    named = {name: text for name, text in options.items() if name not in CONTEXT}
+    named = {name: text for name, text in options.items() if name not in CONTEXT and name not in IN_PYTHON}
     heading = Paragraph("keys that are methods of LearnerBuilder:")
     return [Paragraph("keys:"), *entries_of(CONTEXT), Paragraph(""), heading, *entries_of(named)]
 
