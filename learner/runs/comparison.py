@@ -22,6 +22,8 @@ NEUTRAL = ("optimizer.weight_decay_on", "all")
 """A default that only the classes for configs have. It equals an absent setting."""
 SECONDARY = ("last", "steps", "epoch", "epochs")
 """Columns that narrow terminals omit, the first ones first."""
+OF_TRAINING = ("train/", "custom/", "valid/", "valid-")
+"""The beginnings of the keys of metrics that `fit` measures."""
 GAP = 2
 CELL = 24
 """The most characters of a setting."""
@@ -188,7 +190,7 @@ def compare(
       runs: one or more runs, or their directories. Each is released before the next is read, so a generator needs the
         memory of one run.
       metrics: keys (`valid/Loss`) or names (`Loss`, for all splits that have it); default: the validation metrics that
-        most of the runs have, else the training metrics.
+        most of the runs have, else the training metrics; and all metrics of evaluations, such as `test/Loss`.
       sort: a column to sort by: a metric by its best value, the best run first; a setting or `seconds`, `steps`,
         `epochs`, `status` or `run`, the smallest first. Runs without a value come last. Default: the given order.
 
@@ -225,15 +227,19 @@ def _keys(name: str, known: Sequence[str]) -> list[str]:
 
 
 def _usual(runs: Sequence[_RunSummary], known: Sequence[str]) -> list[str]:
-    """Return the numeric metrics of validations and evaluations, or else of training, that at least half of the runs
-    have.
+    """Return the numeric metrics of validations, or else of training, and of evaluations. Those that less than half of
+    the runs have are left out, except for evaluations: often only the best of many runs meet the test data.
     """
     last = {key: [point.value for run in runs if (point := run.last.get(key)) is not None] for key in known}
-    usual = [key for key in known if 2 * len(last[key]) >= len(runs) and not isinstance(last[key][0], str)]
+    usual = [
+        key
+        for key in known
+        if (2 * len(last[key]) >= len(runs) or not key.startswith(OF_TRAINING)) and not isinstance(last[key][0], str)
+    ]
     monitor = next(filter(None, (run.config.get("with_file_checkpointer.monitor") for run in runs)), None)
     common = ordered(usual, monitor)
-    other = [key for key in common if key.partition("/")[0] not in ("train", "custom")]
-    return other or [key for key in common if key.startswith("train/")]
+    hidden = ("train/", "custom/") if any(key.startswith(("valid/", "valid-")) for key in common) else ("custom/",)
+    return [key for key in common if not key.startswith(hidden)]
 
 
 def _differing(runs: Sequence[_RunSummary]) -> list[str]:

@@ -279,6 +279,18 @@ def test_runs_that_share_no_metric(tmp_path):
     assert (rows[0]["valid/A last"], rows[0]["valid/B last"]) == (1.0, None)
 
 
+def test_evaluations_of_one_run_are_shown(tmp_path):
+    values = {"valid/Loss": [1.0], "train/Loss": [2.0]}
+    for name in "abc":
+        write_run(tmp_path / name, values)
+    write_run(tmp_path / "d", {**values, "valid-other/Loss": [1.0], "test/Loss": [1.5], "test/Matrix": ["1 0"]})
+    assert compare(find_runs([tmp_path])).metrics == ("valid/Loss", "test/Loss")
+    for name in "ef":
+        write_run(tmp_path / "without" / name, {"train/Loss": [2.0]})
+    write_run(tmp_path / "without" / "g", {"train/Loss": [2.0], "test/Loss": [1.5]})
+    assert compare(find_runs([tmp_path / "without"])).metrics == ("test/Loss", "train/Loss")
+
+
 def test_control_characters_in_names_are_removed(tmp_path):
     write_run(tmp_path / "a", {"valid/\x1b[31mRed": [1.0], "valid/Text": ["\x1b]0;title\x07"]}, config='"\\e[2J": 1\n')
     write_run(tmp_path / "b", config="seed: 1\n")
