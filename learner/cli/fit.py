@@ -19,7 +19,7 @@ from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
 from learner.distributed.process_group import leave
 from learner.errors import LearnerError
 from learner.records.hub import SOURCE as PULLED
-from learner.runs.layout import MARK, read_summary
+from learner.runs.layout import ENDS, MARK, read_summary
 from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
 from learner.util.device_threads import Terminated
@@ -114,7 +114,8 @@ def _train(config: RunConfig) -> int:
         if ended.code != TERMINATED:
             raise
         return _interrupted(config.directory, TERMINATED)
-    if before is not None and result.summary == before:
+    # A run that a limit or a signal stops again before its first step has something left to train.
+    if before is not None and result.summary == before and str(before.get("stopped_by")).startswith(ENDS):
         end_stages()
         if jax.process_index() == 0:
             stopped_early = str(before.get("stopped_by")).startswith("early stopping")

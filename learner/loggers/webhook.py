@@ -57,7 +57,7 @@ class Webhook(Listener):
         retries: int = 3,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        url, headers = resolve(url), resolve(headers)
+        url, headers = resolve((url, headers))
         refuse_url(url, "the webhook")
         chosen, self.monitors = (((words,) if isinstance(words, str) else tuple(words)) for words in (on, monitors))
         problems = [f"on has {kind!r}: {near(str(kind), KINDS)}" for kind in chosen if kind not in KINDS]

@@ -334,8 +334,11 @@ def test_resume_follows_the_saved_config(learner, trained):
     assert saved_config()["num_epochs"] == 4
     code, out, _ = learner("resume", "run")
     assert code == 0
-    assert "run has nothing left to do: 4 epochs, 12 steps" in out
+    assert ("run has nothing left to do: 4 epochs, 12 steps" in out, "--num_epochs=5" in out) == (True, True)
     assert "epoch 4/4" not in out
+    for _ in range(2):  # the second one changes nothing, and yet the run is not over
+        code, out, _ = learner("resume", "run", "--num_epochs=9", "--with_time_limit=1e-6")
+        assert (code, read_summary()["stopped_by"], "--num_epochs=" in out) == (0, "time limit", False)
 
 
 @pytest.mark.full

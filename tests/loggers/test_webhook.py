@@ -304,3 +304,8 @@ def test_run_with_an_unreachable_server_warns_once(server, tmp_path):
 def test_wrong_options_are_refused(options, code, shown):
     with raises_code(code, *shown):
         Webhook(**{"url": "http://127.0.0.1:1", **options})
+
+
+def test_all_missing_variables_are_named_at_once():
+    with raises_code("logger-environment-missing", "NO_HOST", "NO_TOKEN"):
+        Webhook("https://${env:NO_HOST}/x", headers={"Authorization": "${env:NO_TOKEN}"})

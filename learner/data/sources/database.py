@@ -15,6 +15,7 @@ from learner.data.dataset import Dataset
 from learner.data.indices import item_number
 from learner.data.input_files import MemoryBudget, PathLike, present
 from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_columns
+from learner.data.sources.table_arrays import names_in
 from learner.errors import LearnerError, near
 
 ROWID = ("rowid", "_rowid_", "oid")
@@ -34,9 +35,11 @@ class SQLiteTable(Dataset):
       fields: for each field of an item its column, or a list of columns, which become one array. Default: every column
         is a field.
       dtypes: types of fields by NumPy's names. A column of blobs with a type becomes an array of such numbers. Default:
-        by the column's declared type, int32 (INT), float32 (other numbers), bytes (BLOB) or text (CHAR, CLOB, TEXT).
-      labels: text fields to be numbered: the texts in the order of their numbers, or `None` for all texts, sorted.
-      missing: the number that replaces NULL. Default: NULL is an error.
+        by the column's declared type, int32 (INT), float32 (other numbers), bytes (BLOB) or text (CHAR, CLOB, TEXT). A
+        number that does not fit is an error.
+      labels: text fields to be numbered: the texts in the order of their numbers, or `None` for all texts, sorted; an
+        empty text among them stands for NULL.
+      missing: the number that replaces NULL; in labels, NULL becomes an empty text. Default: NULL is an error.
       where: selects rows: an SQL expression, such as `split = 'train'`.
       key: the column, or columns, whose values identify a row, and define the order of the rows. The values must be
         unique, and not NULL. Default: the rowid, or the primary key if there is no rowid.
@@ -120,27 +123,35 @@ class SQLiteTable(Dataset):
 
     def _value(self, field: str, name: str, cell: Any, row: str) -> Any:
         place = f"{self._name}, {row}, column {name!r}"
-        cell = self._spec.missing if cell is None else cell
         dtype = self._dtypes[field]
+        if field in self._codes:
+            return np.array(self._code(field, cell, place), dtype)
+        cell = self._spec.missing if cell is None else cell
         if cell is None:
             raise LearnerError(
                 f"{place} is NULL (missing= sets the number that replaces it)", code="data-cell-null", place=place
             )
-        if field in self._codes:
-            if str(cell) not in self._codes[field]:
-                raise LearnerError(
-                    f"{place}: {str(cell)[:40]!r} is none of its labels: "
-                    f"{near(str(cell)[:40], self.labels[field][:20])}",
-                    code="data-label-unknown",
-                    place=place,
-                )
-            return np.array(self._codes[field][str(cell)], dtype)
         try:
             return cell if dtype is None else _numbers(cell, dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise LearnerError(
                 f"{place} does not fit into {dtype}: {error}", code="data-cell-too-large", place=place, dtype=dtype
             ) from error
+
+    def _code(self, field: str, cell: Any, place: str) -> int:
+        """Return the number of a label's text; NULL is the empty text."""
+        text = "" if cell is None else str(cell)
+        if (code := self._codes[field].get(text)) is not None:
+            return code
+        if cell is None:
+            listed = self._spec.labels[field] is not None
+            remedy = f"labels={{{field!r}: ['', ...]}}" if listed else "missing=-1, or a list with '',"
+            raise LearnerError(f"{place} is NULL; {remedy} gives NULL a number", code="data-cell-null", place=place)
+        raise LearnerError(
+            f"{place}: {text[:40]!r} is none of its labels: {near(text[:40], self.labels[field][:20])}",
+            code="data-label-unknown",
+            place=place,
+        )
 
     def _columns(self, table: str) -> dict[str, str]:
         """Return the declared types of the columns by name."""
@@ -227,11 +238,11 @@ class SQLiteTable(Dataset):
         labels = self._spec.labels[field]
         if labels is not None:
             return tuple(map(str, labels))
-        names: set[str] = set()
+        texts: set[Any] = set()
         for name in map(_quoted, self._spec.of(field)):
-            query = f"SELECT DISTINCT {name} FROM {_quoted(table)} WHERE {name} IS NOT NULL"
-            names |= {str(row[0]) for row in self._opened.get().execute(query)}
-        return tuple(sorted(names))
+            texts |= {row[0] for row in self._opened.get().execute(f"SELECT DISTINCT {name} FROM {_quoted(table)}")}
+        has_empty = self._spec.missing is not None and None in texts
+        return (*[""] * has_empty, *names_in([list(texts)]))
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:
@@ -293,7 +304,8 @@ def _numbers(cell: Any, dtype: np.dtype[Any]) -> np.ndarray:
         return np.frombuffer(cell, dtype)
     if isinstance(cell, str):
         raise TypeError(f"{cell[:40]!r} is a text")
-    array = np.array(cell, dtype)
-    if dtype.kind != "f" and array != cell:
+    with np.errstate(over="ignore"):
+        array = np.array(cell, dtype)
+    if (array != cell) if dtype.kind != "f" else (np.isinf(array) and not np.isinf(cell)):
         raise ValueError(f"{cell!r}")
     return array

@@ -230,6 +230,32 @@ def test_wrong_keys(path, arguments, code, values):
         SQLiteTable(path, "houses", **arguments)
 
 
+@pytest.mark.parametrize(
+    ("options", "labels", "codes"),
+    [
+        ({"labels": ["kind"], "missing": -1}, ("", "flat"), [1, 0, 1]),
+        ({"labels": {"kind": ["house", "flat", ""]}}, ("house", "flat", ""), [1, 2, 1]),
+    ],
+)
+def test_null_among_labels_is_the_empty_text(path, options, labels, codes):
+    """As in tables of files."""
+    change(path, "UPDATE houses SET kind = NULL WHERE rowid = 2")
+    houses = SQLiteTable(path, "houses", {"kind": "kind"}, **options)
+    assert (houses.labels["kind"], [item["kind"].item() for item in houses]) == (labels, codes)
+    for without in ({"labels": ["kind"]}, {"labels": {"kind": ["flat", "house"]}, "missing": 0}):
+        with raises_code("data-cell-null", "'kind'"):
+            SQLiteTable(path, "houses", {"kind": "kind"}, **without)[1]
+
+
+def test_numbers_beyond_float32_are_refused(path):
+    change(path, "UPDATE houses SET area = 1e300 WHERE rowid = 1", "UPDATE houses SET area = 9e999 WHERE rowid = 2")
+    houses = SQLiteTable(path, "houses", {"area": "area"})
+    with raises_code("data-cell-too-large", "1e+300"):
+        houses[0]
+    assert houses[1]["area"] == np.inf
+    assert SQLiteTable(path, "houses", {"area": "area"}, dtypes={"area": "float64"})[0]["area"] == 1e300
+
+
 def test_null_in_a_key(path):
     change(path, "UPDATE houses SET area = NULL WHERE rooms = 3")
     with raises_code("data-key-null"):
