@@ -59,14 +59,20 @@ def _plain(value: Any) -> Any:
 
 
 class Problem(str):
-    """One of several problems, with its own code and fields, like an error."""
+    """One of several problems, with its own code and fields, like an error.
+
+    Attributes:
+      cause: the exception behind it, such as one of the user's code, or None.
+    """
 
     code: str
     fields: dict[str, Any]
+    cause: BaseException | None
 
     def __new__(cls, text: object, /, *, code: str, **fields: Any) -> "Problem":
         problem = super().__new__(cls, text)
         problem.code, problem.fields = code, fields
+        problem.cause = text.__cause__ if isinstance(text, BaseException) else None
         return problem
 
 
@@ -101,6 +107,8 @@ def one_error(
       code: the code of the error.
       fields: the fields of the error; a single `Problem` has its own.
 
+    The cause of the error is the first one of its problems, so that tracebacks and debuggers reach the user's code.
+
     >>> problems = ["num_epochs is 0: give 1 or more", "the learning rate is -1.0: give a positive number"]
     >>> print(one_error(problems, code="learner-untrainable"))
     this cannot be trained, 2 problems:
@@ -112,13 +120,15 @@ def one_error(
     texts = tuple(map(str, problems))  # a `Problem` becomes a plain text
     if len(problems) == 1:
         (only,) = problems
-        if isinstance(only, Problem):
-            return LearnerError(texts[0], code=only.code, **only.fields)
-        return LearnerError(texts[0], code=code, **fields)
-    lines = [f"{title}, {len(texts)} problems:", *(f"{i}. {text}" for i, text in enumerate(texts, 1))]
-    error = LearnerError("\n  ".join(lines), code=code, **fields)
-    error.problems = texts
-    error.codes = tuple(each.code if isinstance(each, Problem) else code for each in problems)
+        own = (only.code, only.fields) if isinstance(only, Problem) else (code, fields)
+        error = LearnerError(texts[0], code=own[0], **own[1])
+    else:
+        lines = [f"{title}, {len(texts)} problems:", *(f"{i}. {text}" for i, text in enumerate(texts, 1))]
+        error = LearnerError("\n  ".join(lines), code=code, **fields)
+        error.problems = texts
+        error.codes = tuple(each.code if isinstance(each, Problem) else code for each in problems)
+    causes = (each.cause for each in problems if isinstance(each, Problem))
+    error.__cause__ = next((cause for cause in causes if cause is not None), None)
     return error
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import traceback
 
 import grain
 import jax
@@ -461,6 +462,21 @@ def test_an_exception_of_the_step_is_raised_unchanged(tmp_path):
     with pytest.raises(ZeroDivisionError, match="mine"):
         learner.fit(batches())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_user_is_the_cause_of_the_one_of_all_problems(tmp_path):
+    """Otherwise neither the traceback nor a debugger shows the user's frames."""
+
+    def step(model, batch):
+        width = 7
+        return line_step(model, {**batch, "x": batch["x"][:, : width - 6]})
+
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step, valid_step=step)
+    with raises_code("learner-untrainable") as raised:
+        learner.fit(batches(), batches())
+    error, frames = raised.value, traceback.walk_tb(raised.value.__cause__.__traceback__)
+    assert (len(error.problems), isinstance(error.__cause__, TypeError)) == (2, True)
+    assert [frame.f_locals["width"] for frame, _ in frames if frame.f_code is step.__code__] == [7]
 
 
 def test_the_learner_can_be_fitted_after_an_error(tmp_path):
