@@ -118,7 +118,8 @@ class Policy:
 
     Floating-point parameters and arrays of the batch are cast to `compute`, in training and validation; integers,
     booleans and random keys are not. The optimizer's state has the dtype of the parameters. Running statistics, the
-    loss, the weights and the sums of the metrics stay float32. If all three are float32, nothing is cast.
+    loss, the weights and the sums of the metrics stay float32, and in training also the frozen parameters that a train
+    step assigns, such as those of a teacher. If all three are float32, nothing is cast.
 
     Attributes:
       param: the dtype of the trained parameters between steps; float32 or bfloat16.

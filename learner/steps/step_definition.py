@@ -6,7 +6,7 @@ for complete steps.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -157,6 +157,8 @@ class StepDefinition:
       accumulate: micro-batches per optimizer step.
       split: parts that each micro-batch is computed in, one after the other.
       own_grads: True if the train step returns `TrainOutput`.
+      unfrozen: the names of frozen parameters that the train step assigns. They are not cast for it, as half precision
+        would round a moving average to the value that it had before.
       watch: the response to a loss or a gradient that is not finite.
       policy: the dtypes of parameters, computation and outputs.
       matmul: the precision of matrix products, if it is not JAX's default.
@@ -176,6 +178,7 @@ class StepDefinition:
     accumulate: int = 1
     split: int = 1
     own_grads: bool = False
+    unfrozen: tuple[str, ...] = ()
     watch: NonFinitePolicy = RAISES
     policy: Policy = FLOAT32
     matmul: str | None = None
@@ -255,7 +258,7 @@ class StepDefinition:
         """
         assert self.train is not None
         with self.policy.allow_promotion():
-            computed = self._computed(params, model_state)
+            computed = self._computed(params, model_state, self.unfrozen)
             model = self.adapter.merge(*computed, jax.random.fold_in(key, 1), train=True)
             if axis is not None and axis.sync_batch_norm:
                 self.adapter.sync_batch_norm(model, axis.name)
@@ -293,11 +296,14 @@ class StepDefinition:
                 code="step-output-pair",
             )
 
-    def _computed(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the parameters and the model's state in the compute dtypes of steps."""
+    def _computed(self, params: PyTree, model_state: PyTree, uncast: Sequence[str] = ()) -> tuple[PyTree, PyTree]:
+        """Return the parameters and the model's state in the compute dtypes of steps, but for some arrays."""
+        casts, tree = jax.tree.flatten(self.adapter.frozen)
+        if uncast:
+            casts = [fixed and name not in uncast for fixed, name in zip(casts, named_leaves(model_state), strict=True)]
         parts = (
             self.policy.to_compute_dtype(params),
-            self.policy.state_to_compute_dtype(model_state, self.adapter.frozen),
+            self.policy.state_to_compute_dtype(model_state, jax.tree.unflatten(tree, casts)),
         )
         if self.gather is None:
             return parts

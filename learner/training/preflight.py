@@ -200,8 +200,9 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
     raw = definition.optimizer.raw
     step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems, raw)
     # Only if it differs, as each change drops the traced shapes of the first state.
-    if step.own_grads != definition.step.own_grads:
-        definition.change(own_grads=step.own_grads)
+    facts = {name: getattr(step, name) for name in ("own_grads", "unfrozen")}
+    if facts != {name: getattr(definition.step, name) for name in facts}:
+        definition.change(**facts)
     # In one of `learner`'s, every group may have its own learning rate.
     optimizer = None if isinstance(step.optimizer, OptimizerFactory) else step.optimizer
     if optimizer is not None and definition.optimizer.lr and ignores_rate(optimizer, shapes.params):
@@ -290,8 +291,9 @@ def checked_step(
             traced = trace_train(step, state, inputs.first_batches["train"], raw)
             problems += traced.problems
             inputs.programs["train"] = traced.program
-            inputs.warnings.extend(_warnings_of(traced, "train_step" if step.update is None else "update="))
-            step = dataclasses.replace(step, own_grads=traced.own_grads)
+            in_place = step.adapter.changes_in_place
+            inputs.warnings.extend(_warnings_of(traced, "train_step" if step.update is None else "update=", in_place))
+            step = dataclasses.replace(step, **traced.facts)
     if inputs.valid and step.valid is None:
         problems.append(
             Problem(f"there is validation data, but {no_step('valid_step')}", code="model-valid-step-missing")
@@ -336,8 +338,10 @@ def _check_valid_steps(
     inputs.warnings.extend(warnings)
 
 
-def _warnings_of(traced: TracedTrainStep, name: str) -> list[str]:
-    """Return the warnings about a train step, or about `update=`."""
+def _warnings_of(traced: TracedTrainStep, name: str, in_place: bool) -> list[str]:
+    """Return the warnings about a train step, or about `update=`. `in_place`: it changes its model in place; a step
+    that returns a model means all that it changes.
+    """
     warnings = []
     draws = "update(state, batch, lr, rng)" if name == "update=" else "train_step(model, batch, rng)"
     draws = f"Take a key, {draws} or on_batch(batch, rng), and draw"
@@ -386,7 +390,7 @@ def _warnings_of(traced: TracedTrainStep, name: str) -> list[str]:
             "original ones. Keep state in a variable that __init__ creates, such as nnx.Variable(jnp.array(0)); "
             "on_batch receives the number of the step. It is harmless if only the same step reads the value"
         )
-    if traced.unfrozen:
+    if traced.unfrozen and in_place:
         warnings.append(
             f"train_step assigns {join_names(traced.unfrozen, MOST_NAMED)} of its model: no optimizer changes frozen "
             "parameters, but each assigned value is kept, as layers such as nnx.SpectralNorm and nnx.WeightNorm assign "

@@ -44,10 +44,10 @@ class PureSteps:
             raise one_error(no_optimizer(), code="learner-untrainable")
         definition.resolve_without_fit(self._train)
         if "train" not in self._checked:
-            problems, own_grads = check_train(definition.step, state, batches[0])
+            problems, facts = check_train(definition.step, state, batches[0])
             if problems:
                 raise one_error(problems, code="learner-untrainable")
-            definition.change(own_grads=own_grads)
+            definition.change(**facts)
             self._checked.add("train")
         if not _is_traced(state, batches):
             with Tracing("train_step", GIVEN, lambda: batches[-1]):

@@ -683,3 +683,41 @@ def test_frozen_flags_match_the_model_state_of_every_library():
         assert jax.tree.structure(adapter.frozen) == jax.tree.structure(adapter.model_state), case.name
         if case.name == "equinox_state":  # its State contains all state
             assert set(jax.tree.leaves(adapter.frozen)) == {False}
+
+
+# -- frozen parameters that a step assigns -----------------------------------------------------------------------------
+
+
+class Followed(nnx.Module):
+    def __init__(self):
+        self.w, self.teacher = nnx.Param(jnp.ones((1, 3))), nnx.Param(jnp.ones((1, 3)))
+
+
+def follow_in_place(model, batch):
+    model.teacher[...] = model.teacher[...] * jnp.float32(0.999)
+    return {"loss": jnp.square(model.w[...] * batch["x"]).mean()}
+
+
+def follow(model, batch):
+    teacher = model["teacher"] * jnp.float32(0.999)
+    return {"loss": jnp.square(model["w"] * batch["x"]).mean()}, {**model, "teacher": teacher}
+
+
+@pytest.mark.parametrize("precision", HALF)
+@pytest.mark.parametrize(
+    ("make", "step"),
+    [(Followed, follow_in_place), (lambda: {"w": jnp.ones((1, 3)), "teacher": jnp.ones((1, 3))}, follow)],
+    ids=["nnx", "dict"],
+)
+def test_a_moving_average_of_frozen_parameters_is_not_rounded(tmp_path, make, step, precision):
+    """0.999 is 1 in bfloat16, and a teacher that half precision rounds in each step stays where it is."""
+    data = [{"x": np.ones((2, 3), np.float32)}] * 5
+    builder = LearnerBuilder(tmp_path / "run").precision(precision).freeze("teacher").renderer(None).num_epochs(8)
+    learner = builder.build(make(), optax.sgd, 0.0, train_step=step)
+    state = learner.init()
+    for _ in range(2):
+        state, _ = learner.train_step(state, data[0])
+    expected = {2: np.full((1, 3), 0.999**2), 40: np.full((1, 3), 0.999**40)}
+    for steps, model in {2: learner.model_of(state), 40: learner.fit(data).model}.items():
+        teacher = model["teacher"] if isinstance(model, dict) else model.teacher[...]
+        np.testing.assert_allclose(teacher, expected[steps], rtol=1e-5)

@@ -40,8 +40,8 @@ def no_step(name: str) -> str:
     )
 
 
-def check_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[list[str], bool]:
-    """Return the problems of a train step on this batch, and True if it computes its own gradients.
+def check_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[list[str], dict[str, Any]]:
+    """Return the problems of a train step on this batch, and its `TracedTrainStep.facts`.
 
     Args:
       step: the definition of the run.
@@ -49,7 +49,7 @@ def check_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[
       batch: the first batch, NumPy arrays.
     """
     traced = trace_train(step, state, batch)
-    return traced.problems, traced.own_grads
+    return traced.problems, traced.facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TracedTrainStep:
       is_constant: True if the loss depends on no parameter.
       is_unchanged: True if `update=` returns its parameters unchanged.
       assigned: the names of attributes that the step assigned to its model, which has no effect either.
-      unfrozen: the names of frozen parameters that the step assigned, which keep the new values.
+      unfrozen: the names of frozen parameters that the step changes, which keep the new values.
       host_generators: the names of the host's generators whose random numbers are constants of the program.
       broadcast: the operation of the loss that combines each prediction with the targets of all rows; see
         `broadcast_rows`.
@@ -73,6 +73,7 @@ class TracedTrainStep:
       has_constant_key: True if the loss needs random numbers from a constant key; see `draws_of_constant_keys`.
       loses_state: True if the model has an Equinox `State`, and the step returns no model.
       switched: the names of layers that were given in eval mode, and that the step runs in train mode.
+      uncast: the names of `unfrozen`, if others are cast.
     """
 
     problems: list[str]
@@ -89,6 +90,12 @@ class TracedTrainStep:
     has_constant_key: bool = False
     loses_state: bool = False
     switched: Sequence[str] = ()
+    uncast: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of the step's definition that only a trace determines."""
+        return {"own_grads": self.own_grads, "unfrozen": self.uncast}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +181,8 @@ class _TrainTrace:
         self.replaces |= not all(same_leaves(*pair) for pair in written)
         adapter = self._step.adapter
         self.loses_state = after is state.model_state and STATE in jax.tree.leaves(adapter.kinds)
-        if adapter.changes_in_place:  # a step that returns its model changes it on purpose
-            new = frozen_leaves(adapter, after)
-            frozen = frozen_leaves(adapter, state.model_state)
-            self.unfrozen = [name for name, given in frozen.items() if new[name] is not given]
+        new, frozen = (frozen_leaves(adapter, tree) for tree in (after, state.model_state))
+        self.unfrozen = [name for name, given in frozen.items() if new[name] is not given]
         return returned, after
 
     def _update(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
@@ -203,6 +208,7 @@ class _TrainTrace:
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
     """Return the traced train step with its problems; see `check_train`. `raw`: see `OptimizerDefinition`."""
+    step = dataclasses.replace(step, unfrozen=_uncast(step, state, batch))
     trace = _TrainTrace(step, batch)
     functions = [transform.fn for transform in step.on_batch]
     functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
@@ -237,6 +243,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         has_constant_key and _draws_follow_rows(trace, state, batch),
         loses_state,
         switched,
+        step.unfrozen,
     )
 
 
@@ -347,6 +354,17 @@ def _unfrozen(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequ
     sources = forwarded_inputs(program.jaxpr)
     leaves = enumerate(named_leaves(state.model_state))
     return [name for index, name in leaves if name in names and sources[index] != index]
+
+
+def _uncast(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[str, ...]:
+    """Return the frozen parameters that a train step must not cast, as it changes them; none if nothing is cast."""
+    names = tuple(frozen_leaves(step.adapter, state.model_state))
+    if not names or step.train is None or not step.policy.casts:
+        return ()
+    try:
+        return tuple(_unfrozen(dataclasses.replace(step, unfrozen=names), state, batch, names))
+    except Exception:  # of the user's code, which raises it again in the trace that is checked
+        return ()
 
 
 def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> list[str]:

@@ -98,7 +98,8 @@ def learner_for(train=classify, *metrics, valid=None, given=None, accumulate=1, 
 
 def checked(train=classify, *metrics, batch=BATCH, **options):
     learner = learner_for(train, *metrics, **options)
-    return check_train(learner.definition.step, jax.eval_shape(learner.init), batch)
+    problems, facts = check_train(learner.definition.step, jax.eval_shape(learner.init), batch)
+    return problems, facts["own_grads"]
 
 
 def checked_valid(valid=classify, *metrics, batch=BATCH, split="valid", **options):
@@ -115,7 +116,7 @@ def test_valid_steps_have_no_problems_and_are_not_compiled(accumulate):
     learner = learner_for(classify, *metrics, valid=classify, accumulate=accumulate)
     state = jax.eval_shape(learner.init)
     with CompileTimes() as times:
-        assert check_train(learner.definition.step, state, BATCH) == ([], False)
+        assert check_train(learner.definition.step, state, BATCH) == ([], {"own_grads": False, "unfrozen": ()})
         assert check_valid(learner.definition.step, state, BATCH, "valid") == []
         assert check_predict(learner.definition.step, state, BATCH) == []
     assert times.count == 0
@@ -591,7 +592,7 @@ def test_traced_labels_are_not_checked():
     jax.eval_shape(
         lambda batch: problems.append(check_train(learner.definition.step, state, batch)), labelled(9, 9, 9, 9)
     )
-    assert problems == [([], False)]
+    assert problems == [([], {"own_grads": False, "unfrozen": ()})]
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
