@@ -99,7 +99,7 @@ def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]
       LearnerError: the length is unknown, or the schedule does not fit it.
 
     >>> from learner.schedules import Cosine
-    >>> print("\\n".join(rate_plot(Cosine(0.1, 0.01), None, RunLength(900, 45))[1]))
+    >>> print("\\n".join(rate_plot(Cosine(0.1, last=0.01), None, RunLength(900, 45))[1]))
     Cosine(first=0.1, last=0.01) in 900 steps
     20 epochs of 45 steps, 900 steps in all
     the rate is 0.1 at first, at most 0.1, and 0.01 in the last step

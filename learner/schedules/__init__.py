@@ -1,8 +1,8 @@
 """Learning-rate schedules: functions of the optimizer step, counted in steps, epochs or fractions of the run.
 
-    from learner.schedules import Cosine, Linear, Sequence
+    from learner.schedules import WarmupCosine
 
-    lr = Sequence([Linear(0.0, 1e-3), Cosine(1e-3)], [0.05], unit="fraction")
+    lr = WarmupCosine(1e-3, warmup=0.05, unit="fraction")
     learner = LearnerBuilder("runs/digits").num_epochs(10).build(model, optax.adamw, lr)
 
 Each is an `optax.Schedule` and can be used with optax alone. Optax's own schedules, and any other function of the step,
@@ -16,7 +16,7 @@ from learner.util.discovery import import_lazily
 if TYPE_CHECKING:
     from learner.schedules.base import Resolved, RunLength, Schedule
     from learner.schedules.combined import Mean, Product, Sequence, Sum
-    from learner.schedules.cycles import CosineRestarts, OneCycle, WarmupStableDecay
+    from learner.schedules.cycles import CosineRestarts, OneCycle, WarmupCosine, WarmupStableDecay
     from learner.schedules.decays import Constant, Cosine, Exponential, InverseSqrt, Linear, Noam, Polynomial
     from learner.schedules.plateau import ReduceOnPlateau
     from learner.schedules.stairs import MultiStep, Step
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         "Sequence",
         "Step",
         "Sum",
+        "WarmupCosine",
         "WarmupStableDecay",
     ]
 

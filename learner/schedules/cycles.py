@@ -33,6 +33,7 @@ class CosineRestarts(Schedule):
 
     first: float
     cycles: int
+    _: dataclasses.KW_ONLY
     last: float = 0.0
     over: float | None = None
     unit: Unit = "steps"
@@ -194,3 +195,53 @@ class WarmupStableDecay(Schedule):
         elif self.shape == "sqrt":
             falling = lambda step: self.peak + (self.last - self.peak) * jnp.sqrt(step / decay)  # noqa: E731
         return falling
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class WarmupCosine(Schedule):
+    """A linear warmup and a cosine decay to the end (`optax.warmup_cosine_decay_schedule`).
+
+    Args:
+      peak: the rate after the warmup, greater than 0.
+      warmup: the length of the warmup.
+      over: the total length; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: the unit of `warmup` and `over`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      first: the rate of the first step.
+      last: the rate after the end.
+
+    >>> wave = WarmupCosine(0.4, warmup=0.1, unit="fraction").resolved(num_steps=100)
+    >>> [round(float(wave(step)), 4) for step in (0, 5, 10, 55, 100)]
+    [0.0, 0.2, 0.4, 0.2, 0.0]
+    """
+
+    peak: float
+    warmup: float
+    _: dataclasses.KW_ONLY
+    over: float | None = None
+    unit: Unit = "steps"
+    first: float = 0.0
+    last: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise `LearnerError` for a wrong learning rate or length."""
+        checks = Checks(self).rates("first", "last").numbers("peak", above=0.0).one_of("unit", UNITS)
+        checks.lengths("warmup").lengths("over", optional=True).raise_problems()
+
+    def steps(self, run: RunLength) -> int:
+        """See `Schedule`."""
+        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
+
+    def function(self, run: RunLength) -> ScheduleFn:
+        """See `Schedule`."""
+        steps, warmup = self.steps(run), run.in_steps(self.warmup, self.unit, "warmup")
+        if warmup >= steps:
+            raise LearnerError(
+                f"a warm-up of {warmup} steps leaves no step of its {steps} for the decay",
+                code="schedule-too-short",
+                warmup=warmup,
+                steps=steps,
+            )
+        whole = WarmupStableDecay(
+            self.peak, warmup, steps - warmup, steps, first=self.first, last=self.last, shape="cosine"
+        )
+        return whole.function(run)

@@ -41,6 +41,7 @@ class _Over(Schedule):
     """A change from `first` to `last` over some steps, then constant `last`."""
 
     first: float
+    _: dataclasses.KW_ONLY  # of optax's schedules, the second argument is the number of steps
     last: float = 0.0
     over: float | None = None
     unit: Unit = "steps"
@@ -73,6 +74,8 @@ class Linear(_Over):
     [0.0, 0.025, 0.1, 0.1]
     """
 
+    last: float = 0.0
+
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
@@ -95,6 +98,7 @@ class Polynomial(_Over):
     [0.4, 0.1, 0.0, 0.0]
     """
 
+    _: dataclasses.KW_ONLY
     power: float = 2.0
 
     def _checks(self) -> Checks:

@@ -19,6 +19,7 @@ from learner.schedules import (
     Sequence,
     Step,
     Sum,
+    WarmupCosine,
     WarmupStableDecay,
 )
 from learner.schedules.base import LengthNeededError
@@ -41,6 +42,7 @@ EQUIVALENT = {
     "restarts": (CosineRestarts(0.1, 3), CosineRestarts(0.1, 3, over=120)),
     "one_cycle": (OneCycle(0.1), OneCycle(0.1, over=120)),
     "warmup_stable_decay": (WarmupStableDecay(0.1, 0.1, 0.5, unit="fraction"), WarmupStableDecay(0.1, 12, 60, 120)),
+    "warmup_cosine": (WarmupCosine(0.1, 0.1, unit="fraction"), WarmupCosine(0.1, 12, over=120)),
     "inverse_sqrt": (InverseSqrt(0.1, 1, "epochs"), InverseSqrt(0.1, 24)),
     "noam": (Noam(64, 0.1, "fraction"), Noam(64, 12)),
     "sequence": (
@@ -48,7 +50,7 @@ EQUIVALENT = {
         Sequence([Linear(0.0, 0.1, over=12), Cosine(0.1, over=96), 0.01], [12, 108]),
     ),
     "fractions in a sequence are of the run": (
-        Sequence([Linear(0.0, 0.1, 0.2, "fraction"), Cosine(0.1)], [2], "epochs"),
+        Sequence([Linear(0.0, 0.1, over=0.2, unit="fraction"), Cosine(0.1)], [2], "epochs"),
         Sequence([Linear(0.0, 0.1, over=24), Cosine(0.1, over=72)], [48]),
     ),
     "sequence in a sequence": (
@@ -56,8 +58,8 @@ EQUIVALENT = {
         Sequence([0.2, Linear(0.1, over=54), 0.2, Linear(0.1, over=54)], [6, 60, 66]),
     ),
     "product": (
-        Product([Cosine(0.1), Linear(0.0, 1.0, 0.5, "epochs")]),
-        Product([Cosine(0.1, over=120), Linear(0.0, 1.0, 12)]),
+        Product([Cosine(0.1), Linear(0.0, 1.0, over=0.5, unit="epochs")]),
+        Product([Cosine(0.1, over=120), Linear(0.0, 1.0, over=12)]),
     ),
     "sum": (Sum([Cosine(0.1), 0.1]), Sum([Cosine(0.1, over=120), 0.1])),
     "mean": (Mean([Cosine(0.1), 0.1]), Mean([Cosine(0.1, over=120), 0.1])),
@@ -108,6 +110,7 @@ def test_unreached_part_is_ignored():
             r"Sequence\(parts=\[0.1, MultiStep\(.*: MultiStep\(.*milestones\[0\] is 1 epochs",
         ),
         (MultiStep(0.1, [0.5, 0.51], unit="fraction"), RunLength(10), "0.5 and 0.51 .fraction. are both step 5"),
+        (WarmupCosine(0.1, 20), RunLength(20), "warm-up of 20 steps leaves no step of its 20"),
         (WarmupStableDecay(0.1, 10, 15), RunLength(20), "warm-up of 10 steps and a decay of 15 do not fit into its 20"),
         (CosineRestarts(0.1, 5), RunLength(4), "5 cycles do not fit into 4 steps"),
         (OneCycle(0.1), RunLength(3), r"3 steps are too short for one cycle.*\[0, 3\]"),

@@ -21,6 +21,7 @@ from learner.schedules import (
     Sequence,
     Step,
     Sum,
+    WarmupCosine,
     WarmupStableDecay,
 )
 from tests.support.codes import raises_code
@@ -31,6 +32,7 @@ from tests.support.codes import raises_code
     [
         (lambda: Constant(-1.0), "schedule-unusable", ("-1.0", "0")),
         (lambda: Constant(math.nan), "schedule-unusable", ()),
+        (lambda: WarmupCosine(0.1, 0), "schedule-unusable", ("0",)),
         (lambda: Linear("a"), "schedule-unusable", ("'a'",)),
         (lambda: Linear(0.1, True), "schedule-unusable", ()),
         (lambda: Linear(0.1, over=0), "schedule-unusable", ("0",)),
@@ -79,3 +81,10 @@ def test_all_problems_in_one_error():
         "  3. MultiStep: unit is 'days'",
         "  4. MultiStep: milestones are out of order: milestones[1] is 5, and the one before is 10",
     ]
+
+
+def test_the_second_argument_of_a_decay_is_not_taken_for_its_length():
+    """As it is one in optax: the rate would rise to 100."""
+    for make in (lambda: Cosine(1e-3, 100), lambda: Polynomial(1e-3, 100), lambda: CosineRestarts(1e-3, 2, 100)):
+        with pytest.raises(TypeError, match="positional"):
+            make()

@@ -14,7 +14,7 @@ from learner.schedules.resolve import early_end, not_reached, rates, text_of
 def test_texts():
     """Processes compare these texts, so none may contain an address."""
     assert repr(Cosine(0.1)) == "Cosine(first=0.1)"
-    assert repr(Cosine(0.1, 0.01, 0.5, "fraction").resolved(10)) == (
+    assert repr(Cosine(0.1, last=0.01, over=0.5, unit="fraction").resolved(10)) == (
         "Cosine(first=0.1, last=0.01, over=0.5, unit='fraction') in 10 steps"
     )
     assert repr(Cosine(0.1, over=5).resolved(10)) == "Cosine(first=0.1, over=5)"
@@ -33,7 +33,7 @@ def test_rates_of_a_long_run_are_spread_over_it():
     ("schedule", "ends", "is_zero"),
     [
         (Cosine(0.1, over=60), 60, True),
-        (Cosine(0.1, 0.01, over=60), 60, False),
+        (Cosine(0.1, last=0.01, over=60), 60, False),
         (Cosine(0.1, over=99), 99, True),
         (Cosine(0.1, over=0.5, unit="fraction").resolved(100), 50, True),
         (Sequence([0.1, Cosine(0.1, over=30)], [20]), 50, True),

@@ -27,6 +27,7 @@ from learner.schedules import (
     Sequence,
     Step,
     Sum,
+    WarmupCosine,
     WarmupStableDecay,
 )
 
@@ -68,11 +69,11 @@ CASES = {
     "linear": (Linear(0.1, 0.02, over=41), lambda t: line(0.1, 0.02, t, 41)),
     "linear up": (Linear(0.0, 0.1, over=41), lambda t: line(0.0, 0.1, t, 41)),
     "linear to 0": (Linear(0.1, over=41), lambda t: line(0.1, 0.0, t, 41)),
-    "polynomial": (Polynomial(0.1, 0.02, over=41, power=3.0), lambda t: 0.02 + 0.08 * (1 - min(t, 41) / 41) ** 3),
+    "polynomial": (Polynomial(0.1, last=0.02, over=41, power=3.0), lambda t: 0.02 + 0.08 * (1 - min(t, 41) / 41) ** 3),
     "root": (Polynomial(0.1, over=41, power=0.5), lambda t: 0.1 * (1 - min(t, 41) / 41) ** 0.5),
     "cosine": (Cosine(0.1, over=41), lambda t: wave(0.1, 0.0, t, 41)),
-    "cosine to a rate": (Cosine(0.1, 0.02, over=41), lambda t: wave(0.1, 0.02, t, 41)),
-    "restarts": (CosineRestarts(0.4, 2, 0.1, over=44, growth=3.0, factor=0.5), two_waves),
+    "cosine to a rate": (Cosine(0.1, last=0.02, over=41), lambda t: wave(0.1, 0.02, t, 41)),
+    "restarts": (CosineRestarts(0.4, 2, last=0.1, over=44, growth=3.0, factor=0.5), two_waves),
     "exponential": (Exponential(0.1, 0.5, every=41), lambda t: 0.1 * 0.5 ** (t / 41)),
     "exponential with a floor": (Exponential(0.1, 0.5, 41, floor=0.03), lambda t: max(0.1 * 0.5 ** (t / 41), 0.03)),
     "step": (Step(0.1, 0.5, every=41), lambda t: 0.1 * 0.5 ** (t // 41)),
@@ -87,6 +88,10 @@ CASES = {
     "warmup_stable_decay, sqrt": (
         WarmupStableDecay(0.2, 3, 11, 41, first=0.01, last=0.02, shape="sqrt"),
         lambda t: stable(t, math.sqrt),
+    ),
+    "warmup_cosine": (
+        WarmupCosine(0.2, 3, over=41, first=0.01, last=0.02),
+        lambda t: line(0.01, 0.2, t, 3) if t < 3 else wave(0.2, 0.02, min(t - 3, 38), 38),
     ),
     "inverse_sqrt": (InverseSqrt(0.2, 41), lambda t: 0.2 * t / 41 if t < 41 else 0.2 * (41 / t) ** 0.5),
     "noam": (Noam(512, 41), lambda t: 512**-0.5 * min((t + 1) ** -0.5, (t + 1) * 41**-1.5)),
@@ -156,13 +161,14 @@ def test_stairs_fall_at_exact_multiples(every, rates):
 def test_rates_equal_optax(rates):
     """Away from the boundaries, which are exact here and rounded in optax."""
     pairs = [
-        (Linear(0.1, 0.02, 40), optax.linear_schedule(0.1, 0.02, 40)),
-        (Polynomial(0.1, 0.02, 40), optax.polynomial_schedule(0.1, 0.02, 2.0, 40)),
-        (Cosine(0.1, 0.02, 40), optax.cosine_decay_schedule(0.1, 40, alpha=0.02 / 0.1)),
+        (Linear(0.1, 0.02, over=40), optax.linear_schedule(0.1, 0.02, 40)),
+        (Polynomial(0.1, last=0.02, over=40), optax.polynomial_schedule(0.1, 0.02, 2.0, 40)),
+        (Cosine(0.1, last=0.02, over=40), optax.cosine_decay_schedule(0.1, 40, alpha=0.02 / 0.1)),
         (Exponential(0.1, 0.5, 40), optax.exponential_decay(0.1, 40, 0.5)),
         (MultiStep(0.1, [10, 30], 0.5), optax.piecewise_constant_schedule(0.1, {10: 0.5, 30: 0.5})),
         (OneCycle(0.1, 40), optax.cosine_onecycle_schedule(40, 0.1)),
         (OneCycle(0.1, 40, shape="linear"), optax.linear_onecycle_schedule(40, 0.1)),
+        (WarmupCosine(0.4, 10, over=40, last=0.1), optax.warmup_cosine_decay_schedule(0.0, 0.4, 10, 40, 0.1)),
         (CosineRestarts(0.4, 2, over=40), optax.sgdr_schedule([_wave(20), _wave(20)])),
         (
             Sequence([Linear(0.0, 0.4), Cosine(0.4, over=30)], [10]),
