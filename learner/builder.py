@@ -780,8 +780,9 @@ class LearnerBuilder:
 
         `info` has `epoch`, `step` and `values`. `fn` may return a dict of values to log: numbers, which form the split
         `custom`, texts, `learner.Image(array)` and `learner.Histogram(array)`. It may also return
-        `learner.Updates(model=, lr_scale=)` to change the run before the next step; assignments to the model are lost
-        unless `fn` returns that model. `fn` may also change streamed data: the next epoch is read after it.
+        `learner.Updates(model=, lr_scale=, stop=)` to change the run before the next step, or to end it; assignments to
+        the model are lost unless `fn` returns that model. `fn` may also change streamed data: the next epoch is read
+        after it.
         """
         return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 

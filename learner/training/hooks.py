@@ -17,8 +17,10 @@ from learner.training.programs.executor import Runner
 from learner.training.progress.position import Position
 from learner.training.reporting.messages import SplitFinished
 from learner.training.reporting.reporter import Reporter
+from learner.training.stopping import StopController
 from learner.util.number_checks import is_finite
 from learner.util.samples import Histogram, Image, Sample
+from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 UPDATE = "update"
@@ -51,6 +53,7 @@ class Updates:
       model: the hook's model, with other values in its arrays. The optimizer's state is kept.
       lr_scale: the factor of the learning rate from here on, 0 or more; at the start of a run it is 1.
       values: values to log, as a hook without updates returns them.
+      stop: a reason to end the run before the next step, with a checkpoint.
 
     >>> def halve(info, model):
     ...     return Updates(lr_scale=0.5) if info.epoch == 10 else None
@@ -59,70 +62,102 @@ class Updates:
     model: Any = None
     lr_scale: float | None = None
     values: Mapping[str, Any] | None = None
+    stop: str | None = None
 
 
-def call_hooks(
-    hooks: Sequence[Callable[..., Any]],
-    runner: Runner,
-    reporter: Reporter,
-    p: Position,
-    at_step: int | None,
-    lr_is_free: bool,
-) -> None:
-    """Call each hook with `(info, model)`, apply the returned updates, and log the values: numbers as the split
-    `custom`, others as samples. `lr_is_free`: no plateau scheduler sets the learning rate, so hooks may scale it.
+class HookCaller:
+    """Call the hooks of a run, apply the returned updates, and log the values. It belongs to the loop's thread.
+
+    Args:
+      runner: the state that hooks see, and may change.
+      reporter: logs the values: numbers as the split `custom`, others as samples.
+      stop: the controller that a hook may ask to end the run.
+      lr_is_free: no plateau scheduler sets the learning rate, so hooks may scale it.
     """
-    if not hooks:
-        return
-    numbers: dict[str, float] = {}
-    samples: dict[str, Sample] = {}
-    info = EpochInfo(p.epoch, p.step, reporter.newest())
-    # After `newest`, which waits: the steps before the hook may have ended the run.
-    if reporter.halted is not None:
-        return
-    model = runner.model()
-    for hook in hooks:
-        returned = hook(info, model)
-        if isinstance(returned, Updates):
-            _update(returned, hook, runner, reporter, p, lr_is_free)
-            # The next hook gets the current model, with arrays that no dispatch donates.
-            model, returned = runner.model(), returned.values
-        for name, value in _values(hook, returned).items():
-            if isinstance(value, float):
-                numbers[name] = value
-            else:
-                samples[name] = value
-    if numbers:
-        reporter.put(SplitFinished("custom", p.epoch, p.step, at_step, numbers))
-    if samples:
-        reporter.put(SamplesLogged(time.time(), p.epoch, p.step, samples))
+
+    def __init__(self, runner: Runner, reporter: Reporter, stop: StopController, lr_is_free: bool) -> None:
+        self._runner, self._reporter, self._stop, self._lr_is_free = runner, reporter, stop, lr_is_free
+        self._warned: set[str] = set()
+
+    def call(self, hooks: Sequence[Callable[..., Any]], p: Position, at_step: int | None) -> None:
+        """Call each hook with `(info, model)`."""
+        if not hooks:
+            return
+        numbers: dict[str, float] = {}
+        samples: dict[str, Sample] = {}
+        info = EpochInfo(p.epoch, p.step, self._reporter.newest())
+        # After `newest`, which waits: the steps before the hook may have ended the run.
+        if self._reporter.halted is not None:
+            return
+        model = self._runner.model()
+        for hook in hooks:
+            before = self._runner.arrays_of(model)
+            returned = hook(info, model)
+            if not isinstance(returned, Updates) or returned.model is None:
+                self._warn_of_changes(hook, before, model)
+            if isinstance(returned, Updates):
+                self._update(returned, hook, p)
+                # The next hook gets the current model, with arrays that no dispatch donates.
+                model, returned = self._runner.model(), returned.values
+            for name, value in _values(hook, returned).items():
+                if isinstance(value, float):
+                    numbers[name] = value
+                else:
+                    samples[name] = value
+        if numbers:
+            self._reporter.put(SplitFinished("custom", p.epoch, p.step, at_step, numbers))
+        if samples:
+            self._reporter.put(SamplesLogged(time.time(), p.epoch, p.step, samples))
+
+    def _update(self, updates: Updates, hook: Callable[..., Any], p: Position) -> None:
+        name, scale = _name_of(hook), updates.lr_scale
+        if scale is not None and not (is_finite(scale) and scale >= 0):
+            raise LearnerError(
+                f"the hook {name} returned Updates with lr_scale {scale!r}; it needs a number, 0 or more",
+                code="step-hook-lr-scale",
+                name=name,
+            )
+        if scale is not None and not self._lr_is_free:
+            raise LearnerError(
+                f"the hook {name} returned Updates with lr_scale, and ReduceOnPlateau sets the learning rate: use one "
+                "of them",
+                code="step-hook-plateau",
+                name=name,
+            )
+        if updates.model is not None:
+            self._runner.replace_model(updates.model)
+        if scale is not None:
+            self._runner.scale_lr(scale)
+            # Checkpoints contain the position: a resumed run scales its builder's learning rate by this factor.
+            p.lr_factor = float(scale)
+        replaced = updates.model is not None
+        if replaced or scale is not None:
+            self._reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
+        if updates.stop:
+            self._stop.decide(f"hook {name}: {updates.stop}")
+
+    def _warn_of_changes(self, hook: Callable[..., Any], before: Mapping[str, Any], model: Any) -> None:
+        """Warn once about a hook that changes its model and does not return it."""
+        name = _name_of(hook)
+        if name in self._warned:
+            return
+        # The identity first: few hooks assign arrays, such as those that call the model in `nnx.jit`.
+        pairs = {path: (before[path], x) for path, x in self._runner.arrays_of(model).items() if path in before}
+        assigned = {path: pair for path, pair in pairs.items() if pair[0] is not pair[1]}
+        if changed := [path for path, pair in assigned.items() if not _are_equal(*pair)]:
+            self._warned.add(name)
+            self._reporter.warn(
+                f"the hook {name} changed {join_names(changed, 4)} of its model, which is a copy: to train on with "
+                "these values, return learner.Updates(model=model)"
+            )
 
 
-def _update(
-    updates: Updates, hook: Callable[..., Any], runner: Runner, reporter: Reporter, p: Position, lr_is_free: bool
-) -> None:
-    name, scale = _name_of(hook), updates.lr_scale
-    if scale is not None and not (is_finite(scale) and scale >= 0):
-        raise LearnerError(
-            f"the hook {name} returned Updates with lr_scale {scale!r}; it needs a number, 0 or more",
-            code="step-hook-lr-scale",
-            name=name,
-        )
-    if scale is not None and not lr_is_free:
-        raise LearnerError(
-            f"the hook {name} returned Updates with lr_scale, and ReduceOnPlateau sets the learning rate: use one of "
-            "them",
-            code="step-hook-plateau",
-            name=name,
-        )
-    if updates.model is not None:
-        runner.replace_model(updates.model)
-    if scale is not None:
-        runner.scale_lr(scale)
-        # Checkpoints contain the position: a resumed run scales its builder's learning rate by this factor.
-        p.lr_factor = float(scale)
-    replaced = updates.model is not None
-    reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
+def _are_equal(a: Any, b: Any) -> bool:
+    # A comparison over several processes would wait for those whose hook changes nothing.
+    if not all(getattr(x, "is_fully_addressable", True) for x in (a, b)):
+        return True
+    a, b = np.asarray(a), np.asarray(b)
+    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc"))
 
 
 def parameter_histograms(info: EpochInfo, model: Any) -> dict[str, Histogram]:

@@ -10,7 +10,7 @@ from learner.steps.finite import advice, nonfinite_text
 from learner.training.checkpoints.saving import CheckpointSaver
 from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Dispatch, Feeder
-from learner.training.hooks import EpochInfo, call_hooks
+from learner.training.hooks import EpochInfo, HookCaller
 from learner.training.member_decisions import all_ended_text
 from learner.training.options import Options
 from learner.training.profiler import Profiler
@@ -62,6 +62,7 @@ class Run(ThreadOwned):
 
     def __post_init__(self) -> None:
         self.claim()
+        self._hooks = HookCaller(self.runner, self.reporter, self.stop, lr_is_free=not self.validator.sets_lr)
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -137,8 +138,7 @@ class Run(ThreadOwned):
         self.timer.begin()
 
     def _call(self, hooks: Sequence[Callable[..., Any]], at_step: int | None) -> None:
-        lr_is_free = not self.validator.sets_lr
-        call_hooks(hooks, self.runner, self.reporter, self.position, at_step, lr_is_free)
+        self._hooks.call(hooks, self.position, at_step)
 
     def _is_anything_due(self, ends_epoch: bool) -> bool:
         """Return True if a validation or a hook comes before the next step."""

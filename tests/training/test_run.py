@@ -39,7 +39,7 @@ from learner.loggers import MemoryLogger, RunFiles, Webhook
 from learner.metrics import CollectingMetric, LearningRate
 from learner.runs.history import read_history
 from learner.training.feed.dispatch import Dispatch
-from learner.training.hooks import call_hooks
+from learner.training.hooks import HookCaller
 from learner.training.progress.position import Position
 from learner.training.stopping import StopController, StopRequest
 from tests.support.codes import raises_code
@@ -223,14 +223,16 @@ class Unshowable:
     ids=["number", "text", "array", "nothing", "list", "too large", "too large to be written", "no repr"],
 )
 def test_unusable_return_values_of_hooks_are_refused(returned):
-    runner = types.SimpleNamespace(model=dict)
+    runner = types.SimpleNamespace(model=dict, arrays_of=dict)
     reporter = types.SimpleNamespace(newest=dict, halted=None)
 
     def mine(info, model):
         return returned
 
     with raises_code("step-hook-returns", name="mine") as raised:
-        call_hooks([mine], runner, reporter, Position(), None, lr_is_free=True)
+        HookCaller(runner, reporter, StopController(StopRequest(), None, None, 0.0), lr_is_free=True).call(
+            [mine], Position(), None
+        )
     assert "0., 0., 0." not in str(raised.value)
 
 
@@ -248,9 +250,12 @@ def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
     def mine(info, model):
         return returned
 
+    runner = types.SimpleNamespace(model=dict, arrays_of=dict)
     reporter = types.SimpleNamespace(newest=dict, halted=None)
     with raises_code("step-hook-returns", f"{shown}", " as 'norms'", name="mine"):
-        call_hooks([mine], types.SimpleNamespace(model=dict), reporter, Position(), None, lr_is_free=True)
+        HookCaller(runner, reporter, StopController(StopRequest(), None, None, 0.0), lr_is_free=True).call(
+            [mine], Position(), None
+        )
 
 
 def test_unusable_names_in_returned_values_are_refused(tmp_path):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from learner import Updates
 from learner.optimizers import Ema
@@ -167,3 +168,52 @@ def test_updating_an_averaged_model_is_refused(tmp_path):
     learner = quiet(tmp_path).every(2, clip).build(line(), Ema(optax.sgd, 0.9), 0.05, train_step=line_step)
     with raises_code("step-hook-averaged"):
         learner.fit(batches())
+
+
+def test_statistics_of_an_averaged_model_may_change(tmp_path):
+    """No average stands for them, unlike for parameters."""
+
+    def reset(info, model):
+        model.norm.mean[...] = jnp.full(4, 7.0)
+        return Updates(model=model)
+
+    def fit(name, *hooks):
+        builder = quiet(tmp_path / name).num_epochs(2)
+        for hook in hooks:
+            builder.on_epoch_end(hook)
+        return builder.build(Net(), Ema(optax.sgd, 0.9), 0.05).fit(batches(rows=24)).model
+
+    changed, same = fit("changed", reset), fit("same")
+    np.testing.assert_array_equal(changed.norm.mean[...], np.full(4, 7.0))
+    np.testing.assert_array_equal(changed.hidden.kernel[...], same.hidden.kernel[...])
+
+
+def in_place(info, model):
+    model.out.bias[...] = model.out.bias[...] + 1
+
+
+def compiled(info, model):
+    """Assign each array to itself, as `nnx.jit` does."""
+    nnx.jit(lambda model: model.hidden(X[:2]))(model)
+
+
+@pytest.mark.parametrize(("hook", "count"), [(in_place, 1), (compiled, 0)])
+def test_a_change_that_a_hook_does_not_return_is_warned_about_once(tmp_path, hook, count):
+    build_net(quiet(tmp_path).num_epochs(2).on_epoch_end(hook), Net()).fit(batches(rows=24))
+    log = (tmp_path / "experiment.log").read_text()
+    assert log.count("WARNING the hook") == log.count("changed out.bias of its model") == count
+
+
+def test_a_hook_may_end_the_run(tmp_path):
+    """The run resumes behind the step of the hook."""
+
+    def end(info, model):
+        return Updates(stop="enough", values={"n": info.step}) if info.step == 4 else None
+
+    result = build_line(quiet(tmp_path, saves=True).num_epochs(2).every(2, end)).fit(batches())
+    assert (result.summary["stopped_by"], result.summary["steps"]) == ("hook end: enough", 4)
+    assert result.history["custom/n"] == [4]
+    resumed = build_line(quiet(tmp_path, saves=True).num_epochs(2).every(2, end).resume()).fit(batches())
+    whole = build_line(quiet(tmp_path / "whole").num_epochs(2)).fit(batches())
+    assert (resumed.summary["stopped_by"], resumed.summary["steps"]) == ("num_epochs", 12)
+    assert model_bits(resumed.model) == model_bits(whole.model)

@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.steps.buffers import BatchBuffer, Feed, StepOutputs
-from learner.steps.eval_params import eval_leaves
+from learner.steps.eval_params import eval_leaves, eval_params
 from learner.steps.population import member_shapes
 from learner.steps.program import Programs
 from learner.steps.train_state import TrainState
@@ -181,19 +181,22 @@ class Runner:
         """Return the user's model of a state. It uses the state's arrays."""
         return self._step.eval_model(state)
 
+    def arrays_of(self, model: Any) -> dict[str, Any]:
+        """Return the arrays of a model that `model()` has returned, by path; empty if its structure has changed."""
+        try:
+            params, model_state = self._step.adapter.read_all(model)
+        except (LearnerError, AttributeError, KeyError, TypeError, ValueError):
+            return {}
+        return {**named_leaves(params), **named_leaves(model_state)}
+
     def replace_model(self, model: Any) -> None:
         """Replace the arrays of the model by those of another model with the structure that `model()` returns.
 
         Raises:
-          LearnerError: it has other arrays, or the optimizer evaluates other parameters than it trains.
+          LearnerError: it has other arrays, or other parameters while the optimizer evaluates averages of those that it
+            trains.
         """
         state = self.copy(self.state)
-        if eval_leaves(named_leaves(state.params), named_leaves(state.opt_state)):
-            raise LearnerError(
-                "a hook cannot replace the model: it gets the parameters that the optimizer averages for evaluation, "
-                "and others are trained",
-                code="step-hook-averaged",
-            )
         try:
             params, model_state = self._step.adapter.read_all(model)
         except (LearnerError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -213,6 +216,17 @@ class Runner:
                 code="step-hook-model",
                 names=names,
             )
+        if eval_leaves(named_leaves(state.params), named_leaves(state.opt_state)):
+            averages = named_leaves(eval_params(state.params, state.opt_state))
+            if names := [name for name, x in named_leaves(params).items() if not jnp.array_equal(x, averages[name])]:
+                raise LearnerError(
+                    f"a hook changed {join_names(names, SHOWN)} of its model, where it gets the parameters that the "
+                    "optimizer averages for evaluation, and others are trained: change them in the train step, or "
+                    "train without Ema or Swa. A hook may change other arrays, such as statistics",
+                    code="step-hook-averaged",
+                    names=names,
+                )
+            new = state.params, model_state
         # Copies, which the next dispatch donates.
         params, model_state = jax.tree.map(lambda x, own: jnp.array(x, own.dtype), new, old)
         replaced = self._placed(dataclasses.replace(state, params=params, model_state=model_state))
