@@ -521,8 +521,8 @@ class LearnerBuilder:
         """Set when to save checkpoints (default: at epoch ends) and which to keep: the newest, the best, and some
         permanently. The schedule does not change a bit of the training. `with_file_checkpointer(None)` disables saving.
 
-        Without this option, a run saves at its end and at the first epoch end after each minute, and keeps the last and
-        the best checkpoint.
+        Without this option, a run saves at its end, at the first epoch end after each minute, and inside of an epoch
+        ten minutes after the last save; it keeps the last and the best checkpoint.
 
         The best epoch is kept even if no save is due when it ends: a copy of the state stays in memory (for an
         accelerator, in the host's memory) until the next save, the end of the run, or its failure. The same holds for a

@@ -22,7 +22,9 @@ from learner.training.valid_schedule import ValidPeriod, ValidSchedule
 from learner.util.addresses import is_address
 
 LONGEST_CHAIN = 40  # symbolic links, as in Linux
-DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
+DEFAULT_CHECKPOINTS = CheckpointOptions(
+    keep_last=1, keep_best=1, every_epochs=None, every_seconds=600.0, epoch_ends_after=60.0
+)
 
 
 def option(default: Any, **records: str) -> Any:

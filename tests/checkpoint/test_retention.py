@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from learner.checkpoint import CheckpointOptions, Retention
 from learner.records import JsonRecorder
+from learner.training.options import DEFAULT_CHECKPOINTS
 from tests.support.codes import raises_code
 
 NAN = math.nan
@@ -154,3 +155,8 @@ def test_incremental_retention_equals_choosing_among_all(values, last, best, eve
 )
 def test_a_checkpoint_of_a_stop_passes(last, checkpoints, at_stop, kept):
     assert Retention(last, 1, None, False).kept(checkpoints, at_stop) == kept
+
+
+def test_the_default_saves_inside_of_long_epochs():
+    due = DEFAULT_CHECKPOINTS.due
+    assert [due(None, 5, 599.0), due(None, 5, 600.0), due(2, 5, 59.0), due(2, 5, 60.0)] == [False, True, False, True]
