@@ -19,7 +19,7 @@ from learner.strategies.own_context import own_context
 from learner.training.checkpoints.model_loading import load_model_state, trained_until
 from learner.training.checkpoints.resume import read_checkpoint
 from learner.training.checks.agreement import propagate_failures
-from learner.training.checks.fingerprints import saved_labels
+from learner.training.checks.fingerprints import other_precision, saved_labels
 from learner.training.checks.step_checks import no_step
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, has_several, label_warnings, read_valid
@@ -135,6 +135,7 @@ class Evaluator:
                 runner, is_best = self._with_model(entry, store), entry == store.best()
                 progress = store.progress(entry.step)
                 _warn_of_labels(saved_labels(progress), data)
+                _warn_of_precision(progress, definition.options.precision_text)
                 trained, shown_epoch = trained_until(entry, progress)
                 return runner, Evaluation(
                     shown_epoch, trained.step, is_best, str(store.path(entry.step)), MetricValues({}, {})
@@ -247,6 +248,7 @@ class Evaluator:
             if restored is not None:
                 self.entry = trained_until(restored.entry, restored.progress)[0]
                 self.labels = saved_labels(restored.progress)
+                _warn_of_precision(restored.progress, definition.options.precision_text)
             definition.take_initial()
             options = definition.options
             if restored is None and options.initial is None and not options.overwrite and holds_run(options.directory):
@@ -263,6 +265,15 @@ def _warn_of_labels(known: Mapping[str, Sequence[str]], data: Any) -> None:
     """Warn about data that numbers its texts differently from the training data."""
     for text in label_warnings(known, data, "the data"):
         warn(text)
+
+
+def _warn_of_precision(progress: Mapping[str, Any], now: str) -> None:
+    """Warn about a builder without the precision of the run, whose own validations had other numbers."""
+    if (trained := other_precision(progress, now)) is not None:
+        warn(
+            f"the run computed in {trained}, and here the steps compute in {now}: for the numbers of its validations, "
+            "set its precision(...) on the builder"
+        )
 
 
 def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:

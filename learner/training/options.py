@@ -21,6 +21,7 @@ from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod, ValidSchedule
 from learner.util.addresses import is_address
 
+REMATERIALISED = ", rematerialised by "
 LONGEST_CHAIN = 40  # symbolic links, as in Linux
 DEFAULT_CHECKPOINTS = CheckpointOptions(
     keep_last=1, keep_best=1, every_epochs=None, every_seconds=600.0, epoch_ends_after=60.0
@@ -136,7 +137,7 @@ class Options:
     def precision_text(self) -> str:
         """A description of the precision, matrix products and rematerialisation, for messages."""
         matmul = "" if self.matmul is None else f", matrix products {self.matmul}"
-        remat = "" if self.remat is None else f", rematerialised by {remat_name(self.remat)}"
+        remat = "" if self.remat is None else f"{REMATERIALISED}{remat_name(self.remat)}"
         return f"{self.precision.description}{matmul}{remat}"
 
     def of_a_trial(self, directory: Path, steps: int, interrupter: Interrupter, *listeners: Listener) -> "Options":

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -650,3 +651,23 @@ def test_texts_encoded_differently_than_in_training_are_warned_about(tmp_path):
                 evaluate(alone)
     with pytest.warns(UserWarning, match="0 is 'bus' in train and 'car' in the data"):
         first.evaluate(alone, split="test")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda learner: learner.evaluate(batches()),
+        lambda learner: [*learner.predict(batches())],
+        lambda learner: learner.evaluate(batches(), checkpoint="latest"),
+    ],
+)
+def test_another_precision_than_the_run_had_is_a_warning(tmp_path, call):
+    build_line(quiet(tmp_path, saves=True).precision("bfloat16").remat("dots_saveable")).fit(batches())
+    for precision, count in (("bfloat16", 0), ("float32", 1)):
+        learner = build_line(quiet(tmp_path).precision(precision).checkpoint("latest"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(learner)
+        assert [("bfloat16" in str(each.message), "float32" in str(each.message)) for each in caught] == [
+            (True, True)
+        ] * count

@@ -29,7 +29,7 @@ from learner.steps.program_fingerprint import jaxpr_fingerprint
 from learner.steps.step import HYPERPARAMETERS, StepFunctions
 from learner.steps.train_state import TrainState
 from learner.training.feed.inputs import Inputs
-from learner.training.options import Options
+from learner.training.options import REMATERIALISED, Options
 from learner.util.distribution import versions
 from learner.util.text import printable
 
@@ -213,6 +213,15 @@ def saved_labels(progress: Mapping[str, Any]) -> dict[str, list[str]]:
         for field, names in (labels.items() if isinstance(labels, dict) else ())
         if isinstance(names, list) and all(isinstance(name, str) for name in names)
     }
+
+
+def other_precision(progress: Mapping[str, Any], now: str) -> str | None:
+    """Return the precision that a run trained in if it differs from `now`, the `precision_text` of its options."""
+    settings = saved_fingerprint(progress).get("settings")  # of a checkpoint, which is untrusted
+    saved = settings.get("precision") if isinstance(settings, dict) else None
+    # Only the backward pass is rematerialised.
+    before, after = (text.partition(REMATERIALISED)[0] if isinstance(text, str) else now for text in (saved, now))
+    return None if before == after else before
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
