@@ -14,8 +14,7 @@ from learner.metrics.wrapped import WrappedCollectingMetric, WrappedMetric
 
 
 class Head(WrappedMetric):
-    """A metric of one head of a model with several heads, named like `Accuracy of genre`. It reads its fields from an
-    output inside the step's output.
+    """A metric of one head of a model with several heads. It reads its fields from an output inside the step's output.
 
     The head is an `Output`, or a dict or object with the fields that the metric reads. A mask of the head applies to
     the head's metrics only, a mask of the whole output to all heads. The loss of a head is weighted by the head's
@@ -24,6 +23,7 @@ class Head(WrappedMetric):
     Args:
       metric: a metric that reads an output. If it is a `CollectingMetric`, such as `AUROC`, the result is one, too.
       head: the name of the head's field in the step's output.
+      name: the metric's name; default: `Accuracy of genre`.
 
     Raises:
       LearnerError: the metric is of the optimizer step or of the host; when updated with masks that do not fit.
@@ -36,16 +36,16 @@ class Head(WrappedMetric):
     Accuracy of genre 0.5
     """
 
-    def __new__(cls, metric: Metric | CollectingMetric, head: str) -> Any:
+    def __new__(cls, metric: Metric | CollectingMetric, head: str, name: str | None = None) -> Any:
         """Return the variant for collected rows if the metric collects rows."""
-        return _CollectedHead(metric, head) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+        return _CollectedHead(metric, head, name) if isinstance(metric, CollectingMetric) else super().__new__(cls)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Return the arguments of `__new__`, for copies."""
-        return self._metric, self._head
+        return self._metric, self._head, self.name
 
-    def __init__(self, metric: Metric, head: str) -> None:
-        _copy_attributes(self, metric, head)
+    def __init__(self, metric: Metric, head: str, name: str | None = None) -> None:
+        _copy_attributes(self, metric, head, name)
         self._metric, self._head = metric, head
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
@@ -58,8 +58,8 @@ class Head(WrappedMetric):
 class _CollectedHead(WrappedCollectingMetric):
     """A `Head` of a metric that collects rows."""
 
-    def __init__(self, metric: CollectingMetric, head: str) -> None:
-        _copy_attributes(self, metric, head)
+    def __init__(self, metric: CollectingMetric, head: str, name: str | None = None) -> None:
+        _copy_attributes(self, metric, head, name)
         self._metric, self._head, self.pads_rows = metric, head, metric.pads_rows
 
     def collect(self, output: Any) -> Any:
@@ -91,7 +91,7 @@ def _part(name: str, output: Any, head: str) -> Any:
     return MaskedOutput(part, mask)
 
 
-def _copy_attributes(wrapper: Metric | CollectingMetric, metric: Any, head: str) -> None:
+def _copy_attributes(wrapper: Metric | CollectingMetric, metric: Any, head: str, name: str | None) -> None:
     """Copy the attributes of the wrapped metric, which reads its fields from the head."""
     if not isinstance(metric, Metric | CollectingMetric) or getattr(metric, "per_step", False):
         raise LearnerError(
@@ -101,7 +101,7 @@ def _copy_attributes(wrapper: Metric | CollectingMetric, metric: Any, head: str)
     same = ("higher_is_better", "unit", "splits", "numeric", "description", "undefined")
     vars(wrapper).update(
         {name: getattr(metric, name) for name in same},
-        name=f"{metric.name} of {head}",
+        name=f"{metric.name} of {head}" if name is None else name,
         fields=tuple(f"{head}.{field}" for field in metric.fields) or (head,),
         inner=(metric,),
     )

@@ -77,8 +77,17 @@ class FieldMean(MeanMetric):
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add the field of a batch."""
-        values = jnp.asarray(getattr(output, *self.fields))
-        return state.add(values, rows_mask(output) if values.ndim else info.weight)
+        values, mask = jnp.asarray(getattr(output, *self.fields)), rows_mask(output)
+        shape = () if mask is None else jnp.shape(mask)
+        if values.ndim and shape[: values.ndim] == values.shape != shape:
+            raise LearnerError(
+                f"the field {self.fields[0]} has shape {list(values.shape)}, and the output's mask has {list(shape)}, "
+                "as one of tokens has: put the field into an output of its own (Head reads it), or return its mean, a "
+                "scalar",
+                code="metric-field-mask",
+                field=self.fields[0],
+            )
+        return state.add(values, mask if values.ndim else info.weight)
 
 
 class FractionMetric(Metric):

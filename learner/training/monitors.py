@@ -71,5 +71,9 @@ def direction_of(options: Options, valid_splits: list[str], key: str, mode: str 
         return "min", f"{key!r}, which is not a number"
     better = infos[key].higher_is_better
     if mode is None and better is None:
-        return "min", f"{key!r}, which has no direction of its own: give mode='min' or mode='max'"
+        remedy = "give mode='min' or mode='max' beside the monitor, or the metric a direction: its attribute "
+        return (
+            "min",
+            f"{key!r}, which has no direction of its own: {remedy}higher_is_better, or that argument of FieldMean",
+        )
     return mode or ("max" if better else "min"), None

@@ -164,7 +164,7 @@ def test_wrappers_can_be_copied(metric, make):
 
 def test_signatures_of_wrappers():
     shown = [list(inspect.signature(wrapper).parameters) for wrapper in (Head, Subset, By)]
-    assert shown == [["metric", "head"], ["metric", "by", "value", "name"], ["metric", "by", "names"]]
+    assert shown == [["metric", "head", "name"], ["metric", "by", "value", "name"], ["metric", "by", "names"]]
 
 
 def test_loss_of_a_head_has_no_groups():
@@ -189,3 +189,10 @@ def test_missing_fields(tmp_path, metric, missing):
 
 def test_head_of_a_subset_has_a_picture():
     assert callable(Head(Subset(ConfusionMatrix(3), "group", 1), "genre").picture)
+
+
+@pytest.mark.parametrize("metric", [Accuracy(), AUROC()])
+def test_the_name_may_be_chosen(metric):
+    for head in (Head(metric, "genre", name="genre"), copy.copy(Head(metric, "genre", name="genre"))):
+        assert (head.name, head.fields) == ("genre", tuple(f"genre.{field}" for field in metric.fields) or ("genre",))
+    assert Head(metric, "genre").name == f"{metric.name} of genre"

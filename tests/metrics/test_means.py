@@ -7,7 +7,8 @@ import optax
 import pytest
 
 from learner import LearnerBuilder, LearnerError, Output, TrainOutput
-from learner.metrics import FieldMean, MeanMetric, rows_mask
+from learner.metrics import FieldMean, Info, MeanMetric, rows_mask
+from tests.support.codes import raises_code
 
 X = np.array([[1.0], [2.0], [3.0], [4.0], [10.0]], np.float32)
 
@@ -113,3 +114,9 @@ def test_output_is_a_pytree():
     assert (after.loss, after.b.tolist(), after.a) == (2, [1, 1], None)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
     assert paths == [".b", ".loss"]
+
+
+def test_a_field_of_rows_beside_a_mask_of_tokens_is_refused():
+    out = Output(jnp.float32(1), topic=jnp.ones(2), mask=jnp.ones((2, 3)))
+    with raises_code("metric-field-mask", "[2]", "[2, 3]", field="topic"):
+        FieldMean("topic").update(FieldMean("topic").init(), out, Info(step=jnp.int32(0), weight=jnp.float32(2)))

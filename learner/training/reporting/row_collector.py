@@ -73,7 +73,7 @@ class RowCollector(ThreadOwned):
             if len(shapes := {rows.shape[1:] for rows in column}) > 1 and (split, name) not in self._padded:
                 raise LearnerError(
                     f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
-                    "to one length",
+                    "to one length, or set pads_rows = True on a metric that ignores the zeros behind shorter rows",
                     code="metric-row-shapes-differ",
                     name=name,
                     split=split,
