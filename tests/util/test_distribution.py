@@ -110,6 +110,15 @@ def test_documentation_lists_every_dependency():
     assert listed == expected
 
 
+def test_documentation_lists_the_required_versions():
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    (section,) = [part for part in page.split("\n## ") if part.startswith("Versions\n")]
+    listed = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|", section, re.MULTILINE))
+    assert PROJECT["project"]["requires-python"] == f">={listed.pop('Python')}"
+    assert len(listed) == 4
+    assert {f"{name}>={version}" for name, version in listed.items()} <= set(PROJECT["project"]["dependencies"])
+
+
 def test_version_is_looked_up_once(monkeypatch):
     first = versions("pytest")
     monkeypatch.delattr(importlib.metadata, "version")
