@@ -152,6 +152,10 @@ class ModelAdapter(abc.ABC):
         """Return, by path, the attributes other than variables and modules that a step may assign."""
         return {}
 
+    def items(self, model: Any) -> dict[str, Any]:
+        """Return, by path, the values in the containers of a model, without those that variables hold."""
+        return {}
+
     def grads(self, grads: Any) -> PyTree:
         """Return gradients that the step computed in the structure of `params`, without those of parameters that are
         not trained. Gradients of other paths are returned as they are.

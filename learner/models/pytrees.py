@@ -65,11 +65,12 @@ class TreeAdapter(ModelAdapter):
     def __init__(self, model: PyTree, trainable: Trainable = None, *, shared: bool = False):
         self._equinox = equinox_of(model)
         self.kind = "equinox" if self._equinox else "pytree"
-        self._in_place = bool(nnx_modules(model))
+        self._has_modules = bool(nnx_modules(model))
         leaves, tree = jax.tree.flatten(model)
         self._tree: Any = tree
         self._structure = TreeStructure(model)
         holders = holders_of(model)
+        self._in_place = self._has_modules or any(map(is_variable, holders))
         _refuse_same_names(self._names)
         # Each variable counts once: what its further places hold is neither trained nor carried.
         leaves = [
@@ -79,7 +80,7 @@ class TreeAdapter(ModelAdapter):
         carried = self._carried(model, has_variables=any(map(is_variable, holders)))
         is_trainable = self._selected(trainable, holders)
         # A NumPy scalar in a module is a setting, such as `np.sqrt(width)`; in a tree of arrays it is a parameter.
-        of_arrays = not self._equinox and not self._in_place
+        of_arrays = not self._equinox and not self._has_modules
         array = jax.Array | np.ndarray | np.inexact if of_arrays else jax.Array | np.ndarray
 
         def role_of(index: int, leaf: Any) -> str:
@@ -118,7 +119,7 @@ class TreeAdapter(ModelAdapter):
 
     def _selected(self, trainable: Trainable, holders: list[Any]) -> Callable[[int, Any, str | None], bool]:
         """Return the function of the index, the array and the kind of a leaf that selects what is trained."""
-        if trainable is None or not (self._in_place and is_filter(trainable)):
+        if trainable is None or not (self._has_modules and is_filter(trainable)):
             is_trainable = trainable or (lambda name, leaf: True)
             return lambda index, leaf, kind: kind is None and bool(is_trainable(self._names[index], leaf))
         from flax import nnx
@@ -267,14 +268,19 @@ class TreeAdapter(ModelAdapter):
         return self._in_place
 
     def attributes(self, model: PyTree) -> dict[str, Any]:
-        """See `ModelAdapter`. Only nnx modules are changed in place."""
-        modules = nnx_modules(model).items() if self._in_place else ()
+        """See `ModelAdapter`. Only nnx modules have them."""
+        modules = nnx_modules(model).items() if self._has_modules else ()
         return {f"{path}.{name}": x for path, module in modules for name, x in module_attributes(module).items()}
+
+    def items(self, model: PyTree) -> dict[str, Any]:
+        """See `ModelAdapter`."""
+        leaves = zip(named_leaves(model).items(), holders_of(model), strict=True)
+        return {name: leaf for (name, leaf), holder in leaves if not is_variable(holder)}
 
     @property
     def constants(self) -> list[str]:
         """See `ModelAdapter`. Floats in modules are settings, such as a dropout rate."""
-        if self._equinox or self._in_place:
+        if self._equinox or self._has_modules:
             return []
         return [name for name, leaf in zip(self._names, self._static, strict=True) if isinstance(leaf, float)]
 

@@ -254,7 +254,8 @@ class StepDefinition:
     ) -> tuple[Any, PyTree]:
         """Return the output of the train step, computed by `policy`, and the model's state after it. Append to `synced`
         True if the batch statistics are over all devices, to `written` the parameters of the model before the step and
-        of the returned model, and to `assigned` the attributes that the step assigned to the model.
+        of the returned model, and to `assigned` the attributes that the step assigned, and the items of containers
+        unless it returned a model.
         """
         assert self.train is not None
         with self.policy.allow_promotion():
@@ -262,10 +263,15 @@ class StepDefinition:
             model = self.adapter.merge(*computed, jax.random.fold_in(key, 1), train=True)
             if axis is not None and axis.sync_batch_norm:
                 self.adapter.sync_batch_norm(model, axis.name)
-            attributes = {} if assigned is None else self.adapter.attributes(model)
+            attributes, items = (
+                ({}, {}) if assigned is None else (self.adapter.attributes(model), self.adapter.items(model))
+            )
             returned, new_model = self.train(model, self.policy.to_compute_dtype(batch), key)
             if assigned is not None:
                 assigned.extend(changed_attributes(attributes, self.adapter.attributes(model)))
+                if new_model is None and not self.adapter.changes_in_place:
+                    after = self.adapter.items(model)
+                    assigned.extend(name for name, value in items.items() if after.get(name, value) is not value)
             if new_model is not None:
                 self._check_pair(returned, new_model, model)
             if axis is not None and synced is not None:
@@ -361,8 +367,10 @@ class StepDefinition:
         with self.policy.allow_promotion():
             parts = self._computed(eval_params(state.params, state.opt_state), state.model_state)
             model = self.adapter.merge(*parts, jax.random.fold_in(key, 1), train=False)
+            # A copy of the containers before the step, as an Equinox `State` cannot be read once it was set.
+            given = model if self.adapter.changes_in_place else jax.tree.map(lambda x: x, model)
             output, returned = step(model, self.policy.to_compute_dtype(batch), key)
-        if returned is not None and not is_model_like(returned, model):
+        if returned is not None and not is_model_like(returned, given):
             if step is not self.predict:
                 raise LearnerError(
                     f"{step.name} returned a pair whose second element, {_kind_of(returned)}, is not the model; a step "
@@ -372,7 +380,7 @@ class StepDefinition:
             output, returned = (output, returned), None
         if written is not None:
             after = model if self.adapter.changes_in_place else returned
-            is_model = bool(jax.tree.structure(after) == jax.tree.structure(model))  # type: ignore[operator]
+            is_model = bool(jax.tree.structure(after) == jax.tree.structure(given))  # type: ignore[operator]
             # Unlike those of a train step, the variables that it adds, such as caches of a decoder, are discarded.
             written.append((parts[1], self.adapter.read_all(after)[1] if is_model else parts[1]))
         return output

@@ -387,8 +387,9 @@ def _warnings_of(traced: TracedTrainStep, name: str, in_place: bool) -> list[str
         warnings.append(
             f"{name} assigns {join_names(traced.assigned, MOST_NAMED)} of its model, which has no effect: "
             "attributes that are not variables are constants of the compiled program, and each step starts with the "
-            "original ones. Keep state in a variable that __init__ creates, such as nnx.Variable(jnp.array(0)); "
-            "on_batch receives the number of the step. It is harmless if only the same step reads the value"
+            "original ones, as with the items of a dict. Keep state in a variable that __init__ creates, such as "
+            "nnx.Variable(jnp.array(0)), or return a dict with its new items, (output, model); on_batch receives the "
+            "number of the step. It is harmless if only the same step reads the value"
         )
     if traced.unfrozen and in_place:
         warnings.append(

@@ -277,6 +277,32 @@ def test_equinox_batch_norm_uses_the_rows_of_all_devices(tmp_path, axis):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+class Counted(eqx.Module):
+    line: eqx.nn.Linear
+    count: eqx.nn.StateIndex
+
+    def __init__(self):
+        self.line, self.count = eqx.nn.Linear(3, 2, key=jax.random.key(0)), eqx.nn.StateIndex(jnp.int32(0))
+
+
+def counted_step(pair, batch):
+    net, state = pair
+    loss = jnp.square(jax.vmap(net.line)(batch["x"]) - batch["y"]).mean()
+    return {"loss": loss}, (net, state.set(net.count, state.get(net.count) + 1))
+
+
+@pytest.mark.parametrize("valid_step", [counted_step, lambda pair, batch: counted_step(pair, batch)[0]])
+def test_an_equinox_valid_step_may_set_its_state(tmp_path, valid_step):
+    """The state that it sets is discarded."""
+    batch = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 2), np.float32)}
+    builder = LearnerBuilder(tmp_path / "run").with_batch_size(4).num_epochs(1).renderer(None)
+    learner = builder.build(
+        eqx.nn.make_with_state(Counted)(), optax.sgd, 0.1, train_step=counted_step, valid_step=valid_step
+    )
+    net, state = learner.fit(batch, batch).model
+    assert int(state.get(net.count)) == 2
+
+
 def test_equinox_batch_norm_in_ema_mode_is_refused_by_replicated(tmp_path):
     """In this mode, Equinox changes the type of an array in its state."""
     batch = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 2), np.float32)}

@@ -882,6 +882,35 @@ def test_attributes_that_a_step_assigns_are_named():
     assert assigned(Layers()) == []
 
 
+def counting(model, batch):
+    model["n"] = model["n"] + 1
+    return classify(model, batch)
+
+
+def counting_in_a_variable(model, batch):
+    model["n"][...] += 1
+    return classify(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "names", "count"),
+    [
+        (counting, jnp.int32(0), ["n"], 0),
+        (lambda model, batch: (counting(model, batch), model), jnp.int32(0), [], 3),
+        (counting_in_a_variable, nnx.BatchStat(jnp.int32(0)), [], 3),
+    ],
+    ids=["lost", "returned", "variable"],
+)
+def test_items_that_a_step_assigns_without_returning_them_are_named(tmp_path, step, number, names, count):
+    """A variable outside of a module keeps what a step assigns, as those of modules do."""
+    given = {**model(), "n": number}
+    learner = learner_for(step, given=given)
+    assert list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).assigned) == names
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)
+    result = builder.build(given, optax.sgd, 0.1, train_step=step).fit([BATCH] * 3).model
+    assert int(result["n"] if isinstance(number, jax.Array) else result["n"][...]) == count
+
+
 class Stateful(nnx.Module):
     """Assigns attributes whose previous values, such as None and 1, also exist elsewhere in the model."""
 
