@@ -27,6 +27,7 @@ from learner.records.recorder import Recorder
 from learner.runs.file_names import refuse_same_files
 from learner.steps.batch_transforms import BatchTransform
 from learner.steps.finite import POLICIES, NonFinitePolicy
+from learner.steps.model_transforms import ModelTransform
 from learner.steps.precision import MATMUL, Policy, policy_of
 from learner.steps.remat import remat_of
 from learner.strategies.base import Strategy
@@ -774,6 +775,25 @@ class LearnerBuilder:
         >>> builder = LearnerBuilder("runs/noisy").on_batch(noisy)
         """
         return self._set(on_batch=(*self._options.on_batch, BatchTransform.of(fn)))
+
+    def after_step(self, fn: Callable[..., Any]) -> Self:
+        """Change the model with `fn(model)` or `fn(model, step)` after each optimizer step: keep weights within bounds,
+        let a teacher follow its student, copy a target network. Several calls add up, and the functions run in this
+        order.
+
+        `fn` is a pure function of the whole model, frozen parameters and other variables included, and returns it; one
+        of nnx modules may change it in place and return nothing. It is traced into the program of the step, and runs
+        once per step, whatever `grads_accumulation` and `devices` are, with the values between steps, which half
+        precision does not round. `step`, int32, is the number of steps so far, this one included. A step of weight 0
+        and one that is skipped change nothing. Averages of an optimizer (`Ema`, `Swa`) are of the parameters before
+        `fn`.
+
+        Args:
+          fn: a function that returns the model.
+
+        >>> builder = LearnerBuilder("runs/bounded").after_step(lambda model: {"w": model["w"].clip(-1.0, 1.0)})
+        """
+        return self._set(after_step=(*self._options.after_step, ModelTransform.of(fn)))
 
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Call `fn(info, model)` after every epoch and its validation, with a copy of the model in eval mode.

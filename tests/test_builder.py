@@ -125,6 +125,7 @@ OPTIONS = {
     "watchdog": [(60,), (0.5, "log"), (60, "end")],
     "with_time_limit": [(60,), (0.5,)],
     "on_batch": [(lambda batch, rng: batch,), (lambda batch, rng, step: batch,)],
+    "after_step": [(lambda model: model,), (lambda model, step: model,)],
     "on_epoch_end": [(hook,), (lambda *args: None,), (lambda info, model, more=1: None,), (print,), (max,)],
     "every": [(3, hook)],
     "learner_class": [(Learner,), (type("Own", (Learner,), {}),)],
@@ -268,6 +269,7 @@ REFUSED = [
     is_refused("halving", "population-selection-fraction", "valid/Loss", 1, 1.5, field="keep"),
     is_refused("exploit", "population-selection-epochs", "valid/Loss", 0, field="exploit"),
     is_refused("on_batch", "step-batch-transform", 5),
+    is_refused("after_step", "step-model-transform", 5),
     *(is_refused("learner_class", "builder-learner-class-type", value) for value in (dict, "Learner", None)),
     is_refused("interrupter", "builder-interrupter-type", Interrupter),
 ]

@@ -42,6 +42,7 @@ Batch = Any
 
 
 HYPERPARAMETERS = "hyperparameters"  # in `extra`: the optimizer's keywords that differ between members of a population
+AFTER_STEP = 2**31 - 1  # folded into the key of a step in place of the number of a micro-batch
 ACTIVE = "active"  # in `extra` of a member of a population: False once it has ended
 
 
@@ -294,7 +295,8 @@ class StepFunctions(StepDefinition):
             params, opt_state = update_params(*given, loss=loss, value_fn=value_fn, step=state.step)
             params = like(params, state.params, "the parameters")
             opt_state = like(opt_state, state.opt_state, "the optimizer's state")
-            new: tuple[PyTree, PyTree, PyTree] = keep_if(weight > 0, (params, opt_state, acc.model_state), old)
+            params, model_state = self.transform_model(params, acc.model_state, state)
+            new: tuple[PyTree, PyTree, PyTree] = keep_if(weight > 0, (params, opt_state, model_state), old)
             return new
 
         # A branch, because a selection between arrays is compiled into the update, and changes its last bits.
@@ -310,6 +312,26 @@ class StepFunctions(StepDefinition):
             metrics,
             weight,
         )
+
+    def transform_model(self, params: PyTree, model_state: PyTree, state: TrainState) -> tuple[PyTree, PyTree]:
+        """Return the parameters and the model's state after the functions of `after_step`. They get the new values in
+        the dtypes between steps.
+
+        Args:
+          params: the parameters after the update.
+          model_state: the model's state after the micro-batches.
+          state: the state before the step.
+        """
+        if not self.after_step:
+            return params, model_state
+        key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), AFTER_STEP)
+        model = self.adapter.merge(params, model_state, key, train=True)
+        for transform in self.after_step:
+            model = transform(model, state.step + 1, self.adapter.changes_in_place)
+        new, new_state = self.adapter.read_all(model)
+        what = "the model of after_step"
+        same_structure(new_state, model_state, "after_step changed the variables of its model")
+        return like(new, params, what), like(new_state, model_state, what)
 
     def _required_norms(self, old: PyTree, new: PyTree) -> dict[str, Array]:
         """Return the norms that metrics require, for a step that replaced the `old` parameters by the `new` ones."""

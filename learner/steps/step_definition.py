@@ -78,7 +78,7 @@ def is_model_like(returned: Any, model: Any) -> bool:
     if isinstance(model, Mapping):
         return isinstance(returned, Mapping) and model.keys() <= returned.keys()
     if isinstance(model, jax.Array | list | tuple):
-        shapes = [[*map(jnp.shape, jax.tree.leaves(tree))] for tree in (returned, model)]
+        shapes = [[getattr(leaf, "shape", None) for leaf in jax.tree.leaves(tree)] for tree in (returned, model)]
         return same_tree(returned, model) and shapes[0] == shapes[1]
     return type(returned) is type(model)
 
@@ -164,6 +164,7 @@ class StepDefinition:
       matmul: the precision of matrix products, if it is not JAX's default.
       remat: a policy of `jax.checkpoint`, by which the backward pass recomputes parts of the forward pass.
       on_batch: changes micro-batches before the train step.
+      after_step: changes the model after each update.
       axis: the axis of devices, each with its own rows. None if each device has the whole batch, or XLA partitions it.
       gather: gathers sharded arrays before a step computes with them. None if no arrays are sharded.
       predict: the predict step, whose output needs no loss. None: the valid step.
@@ -184,6 +185,7 @@ class StepDefinition:
     matmul: str | None = None
     remat: Callable[..., Any] | None = None
     on_batch: tuple[BatchTransform, ...] = ()
+    after_step: tuple[Callable[[Any, Array, bool], Any], ...] = ()  # `ModelTransform`
     axis: Axis | None = None
     gather: Callable[[str, PyTree], PyTree] | None = None
     predict: StepFn | None = None

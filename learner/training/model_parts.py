@@ -86,6 +86,7 @@ class ModelParts:
             matmul=options.matmul,
             remat=options.remat,
             on_batch=options.on_batch,
+            after_step=options.after_step,
             predict=self.predict,
         )
 
@@ -191,6 +192,13 @@ def problems_of_update(update: Any, optimizer: Any, train_step: Any, trainable: 
                 f"update= sets the parameters itself, so {name} has no effect; keep those parameters unchanged there",
                 code="step-update-and-freeze",
                 name=name,
+            )
+        )
+    if options.after_step:
+        problems.append(
+            Problem(
+                "update= makes the whole step, so after_step has no effect: change the new state there",
+                code="step-update-and-after-step",
             )
         )
     if options.accumulates:

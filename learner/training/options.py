@@ -13,6 +13,7 @@ from learner.metrics.base import HostMetric, MetricBase
 from learner.metrics.losses import Loss
 from learner.steps.batch_transforms import BatchTransform
 from learner.steps.finite import RAISES, NonFinitePolicy
+from learner.steps.model_transforms import ModelTransform
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import remat_name
 from learner.training.profile import Window
@@ -97,6 +98,7 @@ class Options:
     matmul: str | None = None
     remat: Callable[..., Any] | None = None
     on_batch: tuple[BatchTransform, ...] = ()
+    after_step: tuple[ModelTransform, ...] = ()
     freeze: tuple[Any, ...] = ()
     application_logger: logging.Logger | bool | None = True
     compilation_cache: str | None = None
@@ -153,6 +155,7 @@ class Options:
             "matmul",
             "remat",
             "on_batch",
+            "after_step",
             "seed",
             "batch_size",
         )

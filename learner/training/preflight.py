@@ -23,6 +23,7 @@ from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.checks.step_checks import (
     TracedTrainStep,
+    check_after_step,
     no_step,
     trace_train,
     trace_valid,
@@ -294,6 +295,9 @@ def checked_step(
             in_place = step.adapter.changes_in_place
             inputs.warnings.extend(_warnings_of(traced, "train_step" if step.update is None else "update=", in_place))
             step = dataclasses.replace(step, **traced.facts)
+        if step.after_step:
+            with _collecting(problems):
+                check_after_step(step, state)
     if inputs.valid and step.valid is None:
         problems.append(
             Problem(f"there is validation data, but {no_step('valid_step')}", code="model-valid-step-missing")

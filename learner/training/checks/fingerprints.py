@@ -58,6 +58,7 @@ WITH_OWN_COMPARISON = frozenset(
 )
 """Settings with a separate comparison. All others are options, and any difference is reported."""
 NOTES = {"seed": ", and the random keys stay those of the run"}
+AFTER_STEP = "after_step"
 OTHER_PROGRAM = "it computes something else than when the run was saved"
 
 
@@ -133,6 +134,9 @@ def _programs(step: StepFunctions, state: TrainState, inputs: Inputs) -> JSON:
     hashes = {split: jaxpr_fingerprint(program) for split, program in inputs.programs.items()}
     if step.optimizer is not None:
         hashes["optimizer"] = _hash_of_update(step, shapes)
+    if step.after_step:
+        traced = jax.make_jaxpr(step.transform_model)(shapes.params, shapes.model_state, shapes)
+        hashes[AFTER_STEP] = jaxpr_fingerprint(traced)
     for name, schedule in schedules_in(step.schedule, step.optimizer):
         traced = jax.make_jaxpr(functools.partial(lr_at, schedule))(shapes.step, shapes.lr_scale)
         hashes[f"{OF_RUN} of {name}" if name else OF_RUN] = jaxpr_fingerprint(traced)
@@ -311,6 +315,10 @@ class _Programs:
         for split, shape in self.now["batches"].items():
             if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
                 texts.append(f"{'train' if split == 'train' else 'valid'} step: {OTHER_PROGRAM}")
+        had = self.before.get("hashes")
+        same_versions = self.before.get("versions") == self.now["versions"]
+        if same_versions and isinstance(had, dict) and had.get(AFTER_STEP) != self.now["hashes"].get(AFTER_STEP):
+            texts.append(f"{AFTER_STEP}: {OTHER_PROGRAM}")
         return list(dict.fromkeys(texts))
 
 

@@ -27,6 +27,7 @@ from learner.training.checks.step_tracing import GIVEN, WatchedDict, trace_step,
 from learner.util.host_random import generator_states
 from learner.util.jaxprs import dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
+from learner.util.traced_values import explained
 from learner.util.trees import named_leaves, nonfinite_leaves
 
 PyTree = Any
@@ -354,6 +355,20 @@ def _unfrozen(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequ
     sources = forwarded_inputs(program.jaxpr)
     leaves = enumerate(named_leaves(state.model_state))
     return [name for index, name in leaves if name in names and sources[index] != index]
+
+
+def check_after_step(step: StepFunctions, state: TrainState) -> None:
+    """Trace the functions of `after_step`.
+
+    Raises:
+      LearnerError: they fail, or return another model than they get.
+    """
+    try:
+        jax.eval_shape(lambda state: step.transform_model(state.params, state.model_state, state), state)
+    except LearnerError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise LearnerError(f"after_step cannot be traced: {explained(error)}", code="step-trace-failed") from error
 
 
 def _uncast(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[str, ...]:
