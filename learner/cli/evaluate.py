@@ -81,15 +81,9 @@ def evaluate(words: Sequence[str]) -> int:
         config = _checkpoint_config(content, directory, default)
         learner = config.learner(with_data=False, weights=_pulled(directory))
         if line.data is None:
-            data = config.data("valid")
+            data = _own_data(config, directory)
         else:
             data, _ = read_rows(line.data, directory, content, needs_targets=True)
-        if data is None:
-            raise LearnerError(
-                f"{directory} has no validation data; pass the data to evaluate: --valid.dataset=...",
-                code="cli-validation-data-missing",
-                directory=directory,
-            )
         if split is not None:
             return _evaluate_into(learner, data, split, line.follow, line.json)
         splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
@@ -137,14 +131,15 @@ def _plain(array: Any) -> Any:
 
 
 def predict(words: Sequence[str]) -> int:
-    """`learner predict DIR DATA -o FILE`."""
-    parser = Parser("predict", PREDICT, "DIR DATA -o FILE [--KEY=VALUE ...]", KEYS + FURTHER, keys=True)
+    """`learner predict DIR [DATA] -o FILE`."""
+    usage = "DIR [DATA] -o FILE [--KEY=VALUE ...]"
+    parser = Parser("predict", PREDICT, usage, KEYS + OTHER_DATA + FURTHER, keys=True)
     parser.add_run()
     about = (
         "an .npz file with the arrays of a batch, for all rows; a file like those of the run's own data, such as .csv; "
-        "or a YAML file with the content of `valid` in a config"
+        "or a YAML file with the content of `valid` in a config (default: the validation data of the run)"
     )
-    parser.add_argument("data", metavar="DATA", help=about)
+    parser.add_argument("data", metavar="DATA", nargs="?", help=about)
     parser.add_processes()
     about = (
         "an .npz file with one array for each field of the output that has a row for each row of DATA; or a .csv, "
@@ -165,7 +160,17 @@ def predict(words: Sequence[str]) -> int:
         learner = config.learner(with_data=False, weights=_pulled(directory))
         learner.definition.refuse_population("predict")
         evaluator = Evaluator(learner.definition)
-        data, lacking = read_rows(line.data, directory, content, needs_targets=False)
+        if line.data is None:
+            data, lacking = _own_data(config, directory), list[str]()
+        else:
+            data, lacking = read_rows(line.data, directory, content, needs_targets=False)
+        if isinstance(data, dict):
+            raise LearnerError(
+                f"the run has several validation sets ({', '.join(data)}): describe one of them in a YAML file, DATA, "
+                "as `valid` in a config does",
+                code="cli-predict-several",
+                names=list(data),
+            )
         is_first = jax.process_index() == 0
         if lacking and is_first:
             print(printable(f"{line.data} has no {join_names(lacking, 8)}"), flush=True)
@@ -176,6 +181,18 @@ def predict(words: Sequence[str]) -> int:
             left_out = f"left out, as they have no row for each row: {join_names(others, 8)}"
             print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table), *([left_out] if others else [])]))
     return 0
+
+
+def _own_data(config: RunConfig, directory: str) -> Any:
+    """Return the validation data of a run, or a dict of several."""
+    data = config.data("valid")
+    if data is None:
+        raise LearnerError(
+            f"{directory} has no validation data; name the data: --valid.dataset=...",
+            code="cli-validation-data-missing",
+            directory=directory,
+        )
+    return data
 
 
 def _in_python(line: Namespace, default: str) -> str:

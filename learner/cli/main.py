@@ -37,7 +37,7 @@ COMMANDS = {
     "resume": ("fit", "DIR [--KEY=VALUE ...]", "resume a run"),
     "sweep": ("sweep", "CONFIG --KEY=A,B,C ...", "train a run for each combination of values"),
     "evaluate": ("evaluate", "DIR [--KEY=VALUE ...]", "evaluate a run's model on its validation data"),
-    "predict": ("evaluate", "DIR DATA -o FILE", "write the outputs of a run's model for other data"),
+    "predict": ("evaluate", "DIR [DATA] -o FILE", "write the outputs of a run's model, also for other data"),
     "export": ("export", "DIR -o FILE", "export a run's model, or its numbers, to a file"),
     "export-model": ("export", "DIR OUT --inputs=FIELD", "export a run's model for inference, as a program"),
     "summary": ("summary", "DIR | CONFIG", "summarise a run, or the run that a config describes"),
@@ -65,7 +65,7 @@ COMMANDS = {
 COMMON_GUESSES = {
     **dict.fromkeys(("train", "run"), "fit CONFIG"),
     **dict.fromkeys(("test", "validate"), "evaluate DIR"),
-    **dict.fromkeys(("infer", "inference"), "predict DIR DATA -o FILE"),
+    **dict.fromkeys(("infer", "inference"), "predict DIR [DATA] -o FILE"),
     **dict.fromkeys(("init", "create"), "new PROJECT"),
     **dict.fromkeys(("continue", "restart"), "resume DIR"),
     "tune": "sweep CONFIG --KEY=A,B,C ...",

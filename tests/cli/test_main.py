@@ -129,7 +129,7 @@ def test_invalid_arguments_are_one_message_and_exit_code_2(learner, workplace):
         (["resume", "nowhere"], "there is no directory nowhere"),
         (["resume", "."], ". is not the directory of a run"),
         (["evaluate", "nowhere"], "there is no directory nowhere"),
-        (["predict", "nowhere", "x.npz"], "learner predict DIR DATA -o FILE"),
+        (["predict", "nowhere", "x.npz"], "learner predict DIR [DATA] -o FILE"),
         (["predict", "nowhere", "x.npz", "-o", "y.txt"], "it needs the name of a file (.npz, .csv, .jsonl, .parquet)"),
         (["predict", "nowhere", "x.npz", "-o", "no/y.npz"], "in a directory that exists"),
         (["summary"], "learner summary: the following arguments are required: DIR | CONFIG; learner summary DIR"),
@@ -788,6 +788,12 @@ def test_predict(learner, trained, workplace):
     header, *lines = (workplace / "table.csv").read_text().splitlines()
     assert header == "predictions,targets"
     np.testing.assert_array_equal(np.float32([line.split(",")[0] for line in lines]), first)
+    assert learner("predict", "run", "-o", "own.npz")[0] == 0  # the validation data of the run
+    config = workplace / "run" / "config.yaml"
+    several = "valid: {a: {dataset: mymodule.rows, batch_size: 4}, b: {dataset: mymodule.rows, batch_size: 4}}\n"
+    config.write_text(re.sub(r"(?m)^valid:\n(  .*\n)+", several, config.read_text()))
+    code, _, err = learner("predict", "run", "-o", "own.npz")
+    assert (code, "several validation sets (a, b)" in err) == (2, True)
     stored = "{class_path: mymodule.stored, init_args: {path: data.npz}}"
     (workplace / "data.yaml").write_text(f"dataset: {stored}\nbatch_size: 2")
     code, _, err = learner("predict", "run", "data.yaml", "--output=again.npz")
