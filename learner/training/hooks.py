@@ -148,7 +148,7 @@ class HookCaller:
             self._warned.add(name)
             self._reporter.warn(
                 f"the hook {name} changed {join_names(changed, 4)} of its model, which is a copy: to train on with "
-                "these values, return learner.Updates(model=model)"
+                "these values, return learner.Updates(model=model). Ignore this warning if only the hook needs them"
             )
 
 
