@@ -152,8 +152,14 @@ class ModelAdapter(abc.ABC):
         """Return, by path, the attributes other than variables and modules that a step may assign."""
         return {}
 
+    def with_own_containers(self, model: Any) -> Any:
+        """Return a model from `merge` in containers that a step cannot change, with the same variables. A model of
+        modules is returned as it is.
+        """
+        return model
+
     def items(self, model: Any) -> dict[str, Any]:
-        """Return, by path, the values in the containers of a model, without those that variables hold."""
+        """Return, by path, the values in the containers of a model that lose what a step assigns to them."""
         return {}
 
     def grads(self, grads: Any) -> PyTree:

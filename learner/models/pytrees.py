@@ -272,8 +272,16 @@ class TreeAdapter(ModelAdapter):
         modules = nnx_modules(model).items() if self._has_modules else ()
         return {f"{path}.{name}": x for path, module in modules for name, x in module_attributes(module).items()}
 
+    def with_own_containers(self, model: PyTree) -> PyTree:
+        """See `ModelAdapter`. A step may change a dict for itself, and an Equinox `State` cannot be read once it was
+        set.
+        """
+        return model if self._has_modules else jax.tree.map(lambda x: x, model, is_leaf=is_variable)
+
     def items(self, model: PyTree) -> dict[str, Any]:
-        """See `ModelAdapter`."""
+        """See `ModelAdapter`. Trees of Equinox do not change."""
+        if self._equinox or self._has_modules:
+            return {}
         leaves = zip(named_leaves(model).items(), holders_of(model), strict=True)
         return {name: leaf for (name, leaf), holder in leaves if not is_variable(holder)}
 

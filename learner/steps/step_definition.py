@@ -253,11 +253,12 @@ class StepDefinition:
         synced: list[bool] | None = None,
         written: list[tuple[PyTree, PyTree]] | None = None,
         assigned: list[str] | None = None,
+        items: list[tuple[dict[str, Any], dict[str, Any]]] | None = None,
     ) -> tuple[Any, PyTree]:
         """Return the output of the train step, computed by `policy`, and the model's state after it. Append to `synced`
         True if the batch statistics are over all devices, to `written` the parameters of the model before the step and
-        of the returned model, and to `assigned` the attributes that the step assigned, and the items of containers
-        unless it returned a model.
+        of the returned model, to `assigned` the attributes that the step assigned, and to `items` the values in the
+        model's containers before and after a step that returned no model.
         """
         assert self.train is not None
         with self.policy.allow_promotion():
@@ -265,15 +266,13 @@ class StepDefinition:
             model = self.adapter.merge(*computed, jax.random.fold_in(key, 1), train=True)
             if axis is not None and axis.sync_batch_norm:
                 self.adapter.sync_batch_norm(model, axis.name)
-            attributes, items = (
-                ({}, {}) if assigned is None else (self.adapter.attributes(model), self.adapter.items(model))
-            )
+            given = self.adapter.with_own_containers(model)
+            attributes = {} if assigned is None else self.adapter.attributes(model)
             returned, new_model = self.train(model, self.policy.to_compute_dtype(batch), key)
             if assigned is not None:
                 assigned.extend(changed_attributes(attributes, self.adapter.attributes(model)))
-                if new_model is None and not self.adapter.changes_in_place:
-                    after = self.adapter.items(model)
-                    assigned.extend(name for name, value in items.items() if after.get(name, value) is not value)
+            if items is not None and new_model is None:
+                items.append((self.adapter.items(given), self.adapter.items(model)))
             if new_model is not None:
                 self._check_pair(returned, new_model, model)
             if axis is not None and synced is not None:
@@ -281,7 +280,7 @@ class StepDefinition:
             # Not of modules, whose layers may replace a parameter in each call (`nnx.SpectralNorm`).
             if written is not None and new_model is not None and not self.adapter.changes_in_place:
                 written.append((computed[0], self.adapter.read_all(new_model)[0]))
-            return returned, self.model_state_after(model, new_model, model_state, computed[1])
+            return returned, self.model_state_after(given, new_model, model_state, computed[1])
 
     def _check_pair(self, returned: Any, new_model: Any, model: Any) -> None:
         """Raise `LearnerError` if the pair that a train step returned is not an output and a model."""
@@ -369,8 +368,7 @@ class StepDefinition:
         with self.policy.allow_promotion():
             parts = self._computed(eval_params(state.params, state.opt_state), state.model_state)
             model = self.adapter.merge(*parts, jax.random.fold_in(key, 1), train=False)
-            # A copy of the containers before the step, as an Equinox `State` cannot be read once it was set.
-            given = model if self.adapter.changes_in_place else jax.tree.map(lambda x: x, model)
+            given = self.adapter.with_own_containers(model)
             output, returned = step(model, self.policy.to_compute_dtype(batch), key)
         if returned is not None and not is_model_like(returned, given):
             if step is not self.predict:
@@ -381,7 +379,7 @@ class StepDefinition:
                 )
             output, returned = (output, returned), None
         if written is not None:
-            after = model if self.adapter.changes_in_place else returned
+            after = given if self.adapter.changes_in_place else returned
             is_model = bool(jax.tree.structure(after) == jax.tree.structure(given))  # type: ignore[operator]
             # Unlike those of a train step, the variables that it adds, such as caches of a decoder, are discarded.
             written.append((parts[1], self.adapter.read_all(after)[1] if is_model else parts[1]))

@@ -391,9 +391,20 @@ def _warnings_of(traced: TracedTrainStep, name: str, in_place: bool) -> list[str
         warnings.append(
             f"{name} assigns {join_names(traced.assigned, MOST_NAMED)} of its model, which has no effect: "
             "attributes that are not variables are constants of the compiled program, and each step starts with the "
-            "original ones, as with the items of a dict. Keep state in a variable that __init__ creates, such as "
-            "nnx.Variable(jnp.array(0)), or return a dict with its new items, (output, model); on_batch receives the "
-            "number of the step. It is harmless if only the same step reads the value"
+            "original ones. Keep state in a variable that __init__ creates, such as nnx.Variable(jnp.array(0)); "
+            "on_batch receives the number of the step. It is harmless if only the same step reads the value"
+        )
+    if traced.lost:
+        warnings.append(
+            f"{name} assigns {join_names(traced.lost, MOST_NAMED)} in the containers of its model, which has no effect "
+            "after the step: return the model with its output, (output, model), to keep state that is not a parameter. "
+            "Ignore this warning if only the same step reads the value"
+        )
+    if traced.rounded:
+        warnings.append(
+            f"train_step assigns {join_names(traced.rounded, MOST_NAMED)} of its model, which are frozen, and fails "
+            "with their float32 values: half precision rounds them in each step, so that a moving average stands "
+            "still. Let after_step move them"
         )
     if traced.unfrozen and in_place:
         warnings.append(

@@ -721,3 +721,21 @@ def test_a_moving_average_of_frozen_parameters_is_not_rounded(tmp_path, make, st
     for steps, model in {2: learner.model_of(state), 40: learner.fit(data).model}.items():
         teacher = model["teacher"] if isinstance(model, dict) else model.teacher[...]
         np.testing.assert_allclose(teacher, expected[steps], rtol=1e-5)
+
+
+def test_a_moving_average_that_must_be_cast_is_warned_about(tmp_path):
+    """A convolution takes no operands of two types."""
+
+    def convolved(model, batch):
+        x, kernel = batch["x"][:, None, :], model["teacher"][None]
+        y = jax.lax.conv_general_dilated(x, kernel, (1,), "SAME")
+        teacher = model["teacher"] * jnp.float32(0.999)
+        return {"loss": jnp.square(model["w"] * y.mean()).mean()}, {**model, "teacher": teacher}
+
+    model = {"w": jnp.ones((1, 3)), "teacher": jnp.ones((1, 3))}
+    for precision, count in (("float32", 0), ("bfloat16", 1)):
+        builder = LearnerBuilder(tmp_path / precision).precision(precision).freeze("teacher").renderer(None)
+        builder.num_epochs(1).build(model, optax.sgd, 0.0, train_step=convolved).fit(
+            [{"x": np.ones((2, 3), np.float32)}]
+        )
+        assert (tmp_path / precision / "experiment.log").read_text().count("half precision rounds them") == count

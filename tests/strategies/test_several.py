@@ -277,6 +277,10 @@ def test_equinox_batch_norm_uses_the_rows_of_all_devices(tmp_path, axis):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def lost_step(pair, batch):
+    return counted_step(pair, batch)[0]
+
+
 class Counted(eqx.Module):
     line: eqx.nn.Linear
     count: eqx.nn.StateIndex
@@ -291,16 +295,17 @@ def counted_step(pair, batch):
     return {"loss": loss}, (net, state.set(net.count, state.get(net.count) + 1))
 
 
-@pytest.mark.parametrize("valid_step", [counted_step, lambda pair, batch: counted_step(pair, batch)[0]])
-def test_an_equinox_valid_step_may_set_its_state(tmp_path, valid_step):
-    """The state that it sets is discarded."""
+@pytest.mark.parametrize("valid_step", [counted_step, lost_step])
+@pytest.mark.parametrize(("train_step", "count"), [(counted_step, 2), (lost_step, 0)])
+def test_an_equinox_step_may_set_its_state(tmp_path, train_step, valid_step, count):
+    """A state that is not returned is discarded, and so is that of a validation."""
     batch = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 2), np.float32)}
     builder = LearnerBuilder(tmp_path / "run").with_batch_size(4).num_epochs(1).renderer(None)
     learner = builder.build(
-        eqx.nn.make_with_state(Counted)(), optax.sgd, 0.1, train_step=counted_step, valid_step=valid_step
+        eqx.nn.make_with_state(Counted)(), optax.sgd, 0.1, train_step=train_step, valid_step=valid_step
     )
     net, state = learner.fit(batch, batch).model
-    assert int(state.get(net.count)) == 2
+    assert int(state.get(net.count)) == count
 
 
 def test_equinox_batch_norm_in_ema_mode_is_refused_by_replicated(tmp_path):

@@ -241,8 +241,7 @@ class SQLiteTable(Dataset):
         texts: set[Any] = set()
         for name in map(_quoted, self._spec.of(field)):
             texts |= {row[0] for row in self._opened.get().execute(f"SELECT DISTINCT {name} FROM {_quoted(table)}")}
-        has_empty = self._spec.missing is not None and None in texts
-        return (*[""] * has_empty, *names_in([list(texts)]))
+        return tuple(names_in([list(texts)], self._spec.missing is not None))
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:

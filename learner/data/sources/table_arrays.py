@@ -76,8 +76,7 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
         if field in spec.labels:
             names = spec.labels[field]
             texts = [cells[name] for name in columns]
-            has_empty = spec.missing is not None and any(None in each for each in texts)
-            labels[field] = [""] * has_empty + names_in(texts) if names is None else list(map(str, names))
+            labels[field] = names_in(texts, spec.missing is not None) if names is None else list(map(str, names))
         parts = []
         for name in columns:
             column = Column(name, field, cells[name], place, problems)
@@ -184,9 +183,12 @@ def _fields_text(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{field} {list(shape)}" for field, shape in shapes.items())
 
 
-def names_in(columns: Sequence[Sequence[Any]]) -> list[str]:
-    """Return the texts of columns, sorted."""
-    return sorted({str(value) for column in columns for value in column if value is not None})
+def names_in(columns: Sequence[Sequence[Any]], has_empty: bool) -> list[str]:
+    """Return the texts of columns, sorted. `has_empty`: missing ones count as empty texts."""
+    texts = {
+        "" if value is None else str(value) for column in columns for value in column if has_empty or value is not None
+    }
+    return sorted(texts)
 
 
 def _side_by_side(what: str, field: str, parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Checks of a step before it is compiled: it is traced on the first batch, and each mismatch is one clear error."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,7 +75,9 @@ class TracedTrainStep:
       has_constant_key: True if the loss needs random numbers from a constant key; see `draws_of_constant_keys`.
       loses_state: True if the model has an Equinox `State`, and the step returns no model.
       switched: the names of layers that were given in eval mode, and that the step runs in train mode.
-      uncast: the names of `unfrozen`, if others are cast.
+      uncast: the names of `unfrozen`, if other arrays are cast.
+      rounded: the names of `unfrozen` if they have to be cast, too, as the step fails with their float32 values.
+      lost: the names of items that the step changed in the containers of its model, which it did not return.
     """
 
     problems: list[str]
@@ -92,6 +95,8 @@ class TracedTrainStep:
     loses_state: bool = False
     switched: Sequence[str] = ()
     uncast: tuple[str, ...] = ()
+    rounded: Sequence[str] = ()
+    lost: Sequence[str] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -130,6 +135,7 @@ class _TrainTrace:
       replaces: True if a step has replaced parameters of its model.
       assigned: the names of attributes that a step assigned.
       unfrozen: the names of frozen parameters that a step assigned, perhaps unchanged, as `nnx.remat` does.
+      lost: the names of items of containers that a step assigned, perhaps unchanged.
       loses_state: True if a step has returned no model, and its model has an Equinox `State`.
       losses: the positions of the loss among the outputs of the last trace; empty if there is none.
       logits: the positions of the logits.
@@ -143,6 +149,7 @@ class _TrainTrace:
         self.own_grads = self.is_unchanged = self.replaces = self.loses_state = False
         self.assigned: list[str] = []
         self.unfrozen: list[str] = []
+        self.lost: list[str] = []
         self.losses: list[int] = []
         self.logits: list[int] = []
 
@@ -176,9 +183,11 @@ class _TrainTrace:
 
     def _train(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
         written: list[tuple[PyTree, PyTree]] = []
+        items: list[tuple[dict[str, Any], dict[str, Any]]] = []
         returned, after = self._step.run_train(
-            state.params, state.model_state, batch, key, written=written, assigned=self.assigned
+            state.params, state.model_state, batch, key, written=written, assigned=self.assigned, items=items
         )
+        self.lost = [name for old, new in items for name, x in old.items() if new.get(name, x) is not x]
         self.replaces |= not all(same_leaves(*pair) for pair in written)
         adapter = self._step.adapter
         self.loses_state = after is state.model_state and STATE in jax.tree.leaves(adapter.kinds)
@@ -209,13 +218,26 @@ class _TrainTrace:
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
     """Return the traced train step with its problems; see `check_train`. `raw`: see `OptimizerDefinition`."""
-    step = dataclasses.replace(step, unfrozen=_uncast(step, state, batch))
     trace = _TrainTrace(step, batch)
     functions = [transform.fn for transform in step.on_batch]
     functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
-    program, host_generators = _trace_with_draws(
-        lambda: trace_step(trace.fresh(), (state, batch), trace.name, batch, "train"), functions, trace.problems
-    )
+    casts = step.train is not None and step.policy.casts and not step.unfrozen
+    with warnings.catch_warnings():
+        if casts and frozen_leaves(step.adapter, state.model_state):
+            warnings.simplefilter("ignore", FutureWarning)  # of JAX, about float32 assigned to what is cast here
+        program, host_generators = _trace_with_draws(
+            lambda: trace_step(trace.fresh(), (state, batch), trace.name, batch, "train"), functions, trace.problems
+        )
+        unfrozen: Sequence[str] = step.unfrozen
+        if not unfrozen and trace.unfrozen and not trace.problems and (casts or step.adapter.changes_in_place):
+            unfrozen = _unfrozen(step, state, batch, trace.unfrozen)
+    if casts and unfrozen:
+        try:  # as training runs it, with their float32 values
+            return trace_train(dataclasses.replace(step, unfrozen=tuple(unfrozen)), state, batch, raw)
+        except Exception:  # of the user's code, which works with cast values
+            rounded = unfrozen
+    else:
+        rounded = ()
     own_grads, losses, loses_state = trace.own_grads, trace.losses, trace.loses_state
     switched = [] if trace.problems else _switched(step, state, batch, program)
     is_constant, broadcast = False, None
@@ -237,7 +259,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         is_constant,
         trace.is_unchanged,
         list(dict.fromkeys(trace.assigned)),
-        _unfrozen(step, state, batch, trace.unfrozen) if trace.unfrozen and not problems else [],
+        [] if problems else unfrozen,
         host_generators,
         broadcast,
         activation,
@@ -245,6 +267,8 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         loses_state,
         switched,
         step.unfrozen,
+        rounded,
+        _lost(step, state, batch, trace.lost) if trace.lost and not problems else [],
     )
 
 
@@ -371,15 +395,20 @@ def check_after_step(step: StepFunctions, state: TrainState) -> None:
         raise LearnerError(f"after_step cannot be traced: {explained(error)}", code="step-trace-failed") from error
 
 
-def _uncast(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[str, ...]:
-    """Return the frozen parameters that a train step must not cast, as it changes them; none if nothing is cast."""
-    names = tuple(frozen_leaves(step.adapter, state.model_state))
-    if not names or step.train is None or not step.policy.casts:
-        return ()
-    try:
-        return tuple(_unfrozen(dataclasses.replace(step, unfrozen=names), state, batch, names))
-    except Exception:  # of the user's code, which raises it again in the trace that is checked
-        return ()
+def _lost(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequence[str]) -> list[str]:
+    """Return the items among `names` that a train step changes in a model that it does not return; see `_written`."""
+
+    def items_after(params: PyTree, model_state: PyTree, batch: PyTree, rng: Any) -> list[Any]:
+        items: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        key = jax.random.fold_in(rng, 0)
+        given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
+        step.run_train(params, model_state, step.train_batch(given, batch, key), key, items=items)
+        return [items[0][1][name] for name in names]
+
+    program = jax.make_jaxpr(items_after)(state.params, state.model_state, batch, state.rng)
+    places = {name: index for index, name in enumerate([*named_leaves(state.params), *named_leaves(state.model_state)])}
+    sources = forwarded_inputs(program.jaxpr)
+    return [name for name, source in zip(names, sources, strict=True) if source != places.get(name)]
 
 
 def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> list[str]:

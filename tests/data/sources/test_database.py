@@ -235,13 +235,19 @@ def test_wrong_keys(path, arguments, code, values):
     [
         ({"labels": ["kind"], "missing": -1}, ("", "flat"), [1, 0, 1]),
         ({"labels": {"kind": ["house", "flat", ""]}}, ("house", "flat", ""), [1, 2, 1]),
+        ({"labels": ["part"], "missing": -1}, ("", "train"), [1, 0, 0]),
     ],
 )
 def test_null_among_labels_is_the_empty_text(path, options, labels, codes):
     """As in tables of files."""
-    change(path, "UPDATE houses SET kind = NULL WHERE rowid = 2")
-    houses = SQLiteTable(path, "houses", {"kind": "kind"}, **options)
-    assert (houses.labels["kind"], [item["kind"].item() for item in houses]) == (labels, codes)
+    change(
+        path,
+        "UPDATE houses SET kind = NULL, part = NULL WHERE rowid = 2",
+        "UPDATE houses SET part = '' WHERE rowid = 3",
+    )
+    (field,) = options["labels"]
+    houses = SQLiteTable(path, "houses", {field: field}, **options)
+    assert (houses.labels[field], [item[field].item() for item in houses]) == (labels, codes)
     for without in ({"labels": ["kind"]}, {"labels": {"kind": ["flat", "house"]}, "missing": 0}):
         with raises_code("data-cell-null", "'kind'"):
             SQLiteTable(path, "houses", {"kind": "kind"}, **without)[1]

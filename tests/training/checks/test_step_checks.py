@@ -889,6 +889,12 @@ def counting(model, batch):
 
 def counting_in_a_variable(model, batch):
     model["n"][...] += 1
+    model["scratch"], model["w"] = batch["x"], model["w"] * 1
+    return classify(model, batch)
+
+
+def for_itself(model, batch):
+    model["w"], model["scratch"] = jax.jit(lambda x: x)(model["w"]), batch["x"]
     return classify(model, batch)
 
 
@@ -897,18 +903,21 @@ def counting_in_a_variable(model, batch):
     [
         (counting, jnp.int32(0), ["n"], 0),
         (lambda model, batch: (counting(model, batch), model), jnp.int32(0), [], 3),
-        (counting_in_a_variable, nnx.BatchStat(jnp.int32(0)), [], 3),
+        (counting_in_a_variable, nnx.BatchStat(jnp.int32(0)), ["w"], 3),
+        (for_itself, jnp.int32(0), [], 0),
     ],
-    ids=["lost", "returned", "variable"],
+    ids=["lost", "returned", "variable", "unchanged"],
 )
 def test_items_that_a_step_assigns_without_returning_them_are_named(tmp_path, step, number, names, count):
     """A variable outside of a module keeps what a step assigns, as those of modules do."""
     given = {**model(), "n": number}
     learner = learner_for(step, given=given)
-    assert list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).assigned) == names
+    assert list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).lost) == names
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)
     result = builder.build(given, optax.sgd, 0.1, train_step=step).fit([BATCH] * 3).model
     assert int(result["n"] if isinstance(number, jax.Array) else result["n"][...]) == count
+    assert result.keys() == given.keys()
+    assert ("in the containers of its model" in (tmp_path / "experiment.log").read_text()) == bool(names)
 
 
 class Stateful(nnx.Module):
