@@ -68,8 +68,8 @@ def test_shown_schedules(tmp_path, monkeypatch):
                 exec(code, names)
     assert printed.getvalue() == "".join(shown for kind, shown in blocks if kind == "text")
     assert list(tmp_path.iterdir()) == []
-    (config,) = [yaml.safe_load(shown) for kind, shown in blocks if kind == "yaml"]
-    assert recipe(config["lr"], "lr", names_for("lr")).make() == names["lr"]
+    configs = [yaml.safe_load(shown)["lr"] for kind, shown in blocks if kind == "yaml"]
+    assert [recipe(each, "lr", names_for("lr")).make() for each in configs] == [names["lr"], names["same"]]
     tabled = set(re.findall(r"`(\w+)\(", "".join(line for line in text.splitlines() if line.startswith("| `"))))
     assert tabled == set(learner.schedules.__all__) - {"Resolved", "RunLength", "Schedule"}
 

@@ -10,6 +10,7 @@ import optax
 from learner.errors import LearnerError
 from learner.schedules.base import RunLength, Schedule, ScheduleFn, Unit, between
 from learner.schedules.checks import UNITS, Checks
+from learner.schedules.decays import Cosine
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -203,7 +204,7 @@ class WarmupCosine(Schedule):
 
     Args:
       peak: the rate after the warmup, greater than 0.
-      warmup: the length of the warmup.
+      warmup: the length of the warmup; 0: none.
       over: the total length; `None`: to the end of the run, or of its part of a `Sequence`.
       unit: the unit of `warmup` and `over`: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
       first: the rate of the first step.
@@ -225,7 +226,9 @@ class WarmupCosine(Schedule):
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong learning rate or length."""
         checks = Checks(self).rates("first", "last").numbers("peak", above=0.0).one_of("unit", UNITS)
-        checks.lengths("warmup").lengths("over", optional=True).raise_problems()
+        if self.warmup != 0:  # without a warmup it is a cosine
+            checks.lengths("warmup")
+        checks.lengths("over", optional=True).raise_problems()
 
     def steps(self, run: RunLength) -> int:
         """See `Schedule`."""
@@ -233,7 +236,12 @@ class WarmupCosine(Schedule):
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
-        steps, warmup = self.steps(run), run.in_steps(self.warmup, self.unit, "warmup")
+        steps = self.steps(run)
+        warmup = run.in_steps(self.warmup, self.unit, "warmup") if self.warmup else 0
+        if self.unit != "steps":  # of a short run, in which a part is rounded up to a step
+            warmup = min(warmup, steps - 1)
+        if not warmup:
+            return Cosine(self.peak, last=self.last, over=steps).function(run)
         if warmup >= steps:
             raise LearnerError(
                 f"a warm-up of {warmup} steps leaves no step of its {steps} for the decay",

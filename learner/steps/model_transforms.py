@@ -51,7 +51,8 @@ class ModelTransform:
         returned = self.fn(model, step) if self.takes_step else self.fn(model)
         if returned is None and in_place:
             return model
-        if not is_model_like(returned, model):
+        # Of its own type the adapter names what is missing.
+        if not (type(returned) is type(model) or is_model_like(returned, model)):
             raise LearnerError(
                 f"after_step got {self.fn!r}, which returned {type(returned).__name__}; it needs to return the model",
                 code="step-model-transform-returns",

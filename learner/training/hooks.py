@@ -1,5 +1,6 @@
 """User hooks: their arguments and their results."""
 
+import collections
 import contextlib
 import dataclasses
 import time
@@ -20,11 +21,12 @@ from learner.training.reporting.reporter import Reporter
 from learner.training.stopping import StopController
 from learner.util.number_checks import is_finite
 from learner.util.samples import Histogram, Image, Sample
-from learner.util.text import join_names
+from learner.util.text import join_names, printable
 from learner.util.trees import named_leaves
 
 UPDATE = "update"
 """The journal event about a hook's changes."""
+CHECKED_CALLS = 3  # of each hook, in which its changes of the model are noticed: a comparison may take long
 LONGEST_SHOWN = 500  # characters of a hook's result
 
 
@@ -77,7 +79,8 @@ class HookCaller:
 
     def __init__(self, runner: Runner, reporter: Reporter, stop: StopController, lr_is_free: bool) -> None:
         self._runner, self._reporter, self._stop, self._lr_is_free = runner, reporter, stop, lr_is_free
-        self._warned: set[str] = set()
+        self._calls: collections.Counter[int] = collections.Counter()
+        self._changing: set[int] = set()
 
     def call(self, hooks: Sequence[Callable[..., Any]], p: Position, at_step: int | None) -> None:
         """Call each hook with `(info, model)`."""
@@ -91,14 +94,19 @@ class HookCaller:
             return
         model = self._runner.model()
         for hook in hooks:
-            before = self._runner.arrays_of(model)
+            self._calls[id(hook)] += 1
+            is_checked = self._calls[id(hook)] <= CHECKED_CALLS and id(hook) not in self._changing
+            before = self._runner.arrays_of(model) if is_checked else {}
             returned = hook(info, model)
-            if not isinstance(returned, Updates) or returned.model is None:
-                self._warn_of_changes(hook, before, model)
+            is_returned = isinstance(returned, Updates) and returned.model is not None
+            if before and not is_returned and self._changes(hook, before, model):
+                self._changing.add(id(hook))
             if isinstance(returned, Updates):
                 self._update(returned, hook, p)
-                # The next hook gets the current model, with arrays that no dispatch donates.
-                model, returned = self._runner.model(), returned.values
+            # The next hook gets the current model, with arrays that no dispatch donates.
+            if isinstance(returned, Updates) or id(hook) in self._changing:
+                model = self._runner.model()
+            returned = returned.values if isinstance(returned, Updates) else returned
             for name, value in _values(hook, returned).items():
                 if isinstance(value, float):
                     numbers[name] = value
@@ -117,6 +125,12 @@ class HookCaller:
                 code="step-hook-lr-scale",
                 name=name,
             )
+        if not (updates.stop is None or (isinstance(updates.stop, str) and updates.stop)):
+            raise LearnerError(
+                f"the hook {name} returned Updates with stop {_shown(updates.stop)}; it needs a text, the reason",
+                code="step-hook-stop",
+                name=name,
+            )
         if scale is not None and not self._lr_is_free:
             raise LearnerError(
                 f"the hook {name} returned Updates with lr_scale, and ReduceOnPlateau sets the learning rate: use one "
@@ -133,23 +147,22 @@ class HookCaller:
         replaced = updates.model is not None
         if replaced or scale is not None:
             self._reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
-        if updates.stop:
-            self._stop.decide(f"hook {name}: {updates.stop}")
+        if updates.stop is not None:
+            self._stop.decide(f"hook {name}: {printable(updates.stop)}")
 
-    def _warn_of_changes(self, hook: Callable[..., Any], before: Mapping[str, Any], model: Any) -> None:
-        """Warn once about a hook that changes its model and does not return it."""
-        name = _name_of(hook)
-        if name in self._warned:
-            return
+    def _changes(self, hook: Callable[..., Any], before: Mapping[str, Any], model: Any) -> bool:
+        """Return True if a hook has changed its model, which it did not return, and warn about it once."""
         # The identity first: few hooks assign arrays, such as those that call the model in `nnx.jit`.
         pairs = {path: (before[path], x) for path, x in self._runner.arrays_of(model).items() if path in before}
         assigned = {path: pair for path, pair in pairs.items() if pair[0] is not pair[1]}
-        if changed := [path for path, pair in assigned.items() if not _are_equal(*pair)]:
-            self._warned.add(name)
+        changed = [path for path, pair in assigned.items() if not _are_equal(*pair)]
+        if changed:
             self._reporter.warn(
-                f"the hook {name} changed {join_names(changed, 4)} of its model, which is a copy: to train on with "
-                "these values, return learner.Updates(model=model). Ignore this warning if only the hook needs them"
+                f"the hook {_name_of(hook)} changed {join_names(changed, 4)} of its model, which is a copy: to train "
+                "on with these values, return learner.Updates(model=model). Ignore this warning if only the hook needs "
+                "them"
             )
+        return bool(changed)
 
 
 def _are_equal(a: Any, b: Any) -> bool:

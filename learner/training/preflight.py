@@ -14,6 +14,7 @@ from learner.errors import LearnerError, Problem, near, one_error
 from learner.optimizers.base import OptimizerFactory
 from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules
 from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.eval_params import has_eval_params
 from learner.steps.optimizer import check_replicas, ignores_rate, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
@@ -23,7 +24,7 @@ from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
 from learner.training.checks.step_checks import (
     TracedTrainStep,
-    check_after_step,
+    changed_after_step,
     no_step,
     trace_train,
     trace_valid,
@@ -297,7 +298,13 @@ def checked_step(
             step = dataclasses.replace(step, **traced.facts)
         if step.after_step:
             with _collecting(problems):
-                check_after_step(step, state)
+                changed = changed_after_step(step, state)
+                if changed and has_eval_params(named_leaves(state.opt_state)):
+                    inputs.warnings.append(
+                        f"after_step changes {join_names(changed, MOST_NAMED)}, and the optimizer averages parameters "
+                        "before that: evaluation and the result have averages of unchanged values, which may be out of "
+                        "bounds, for example. Ignore this warning if they are meant to be"
+                    )
     if inputs.valid and step.valid is None:
         problems.append(
             Problem(f"there is validation data, but {no_step('valid_step')}", code="model-valid-step-missing")

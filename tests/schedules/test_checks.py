@@ -32,7 +32,7 @@ from tests.support.codes import raises_code
     [
         (lambda: Constant(-1.0), "schedule-unusable", ("-1.0", "0")),
         (lambda: Constant(math.nan), "schedule-unusable", ()),
-        (lambda: WarmupCosine(0.1, 0), "schedule-unusable", ("0",)),
+        (lambda: WarmupCosine(0.1, -1), "schedule-unusable", ("-1",)),
         (lambda: Linear("a"), "schedule-unusable", ("'a'",)),
         (lambda: Linear(0.1, True), "schedule-unusable", ()),
         (lambda: Linear(0.1, over=0), "schedule-unusable", ("0",)),

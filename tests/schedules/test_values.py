@@ -93,6 +93,7 @@ CASES = {
         WarmupCosine(0.2, 3, over=41, first=0.01, last=0.02),
         lambda t: line(0.01, 0.2, t, 3) if t < 3 else wave(0.2, 0.02, min(t - 3, 38), 38),
     ),
+    "warmup_cosine, without a warmup": (WarmupCosine(0.2, 0, over=41), lambda t: wave(0.2, 0.0, t, 41)),
     "inverse_sqrt": (InverseSqrt(0.2, 41), lambda t: 0.2 * t / 41 if t < 41 else 0.2 * (41 / t) ** 0.5),
     "noam": (Noam(512, 41), lambda t: 512**-0.5 * min((t + 1) ** -0.5, (t + 1) * 41**-1.5)),
     "noam, scaled": (Noam(512, 41, scale=2.0), lambda t: 2 * 512**-0.5 * min((t + 1) ** -0.5, (t + 1) * 41**-1.5)),

@@ -134,6 +134,7 @@ def test_averages_are_of_the_parameters_before_it(tmp_path):
     builder = quiet(tmp_path, saves=True).num_epochs(1).after_step(zero)
     result = build_line(builder, 0.05, lambda lr: Ema(optax.sgd, 0.5, warmup=False)(lr)).fit(batches())
     assert np.asarray(result.model["w"]).any()
+    assert "after_step changes" in (tmp_path / "experiment.log").read_text()
 
 
 @pytest.mark.full
@@ -160,6 +161,7 @@ def test_other_than_functions_of_a_model_are_refused(tmp_path, fn):
         (lambda model: {**model, "w": model["w"].astype(jnp.bfloat16)}, "step-state-changed"),
         (lambda model: {**model, "w": model["w"] @ model["w"]}, "step-trace-failed"),
         (lambda model: {**model, "more": model["w"]}, "model-structure-changed"),
+        (lambda model: {"w": model["w"]}, "model-structure-changed"),
     ],
 )
 def test_functions_that_return_another_model_are_refused_before_training(tmp_path, fn, code):

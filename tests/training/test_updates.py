@@ -149,6 +149,9 @@ def test_a_hook_may_change_an_nnx_model_in_place(tmp_path):
         (lambda model: Updates(lr_scale=-1.0), "step-hook-lr-scale"),
         (lambda model: Updates(lr_scale=float("nan")), "step-hook-lr-scale"),
         (lambda model: Updates(values=3), "step-hook-returns"),
+        (lambda model: Updates(stop=True), "step-hook-stop"),
+        (lambda model: Updates(stop=""), "step-hook-stop"),
+        (lambda model: Updates(stop=np.ones(2)), "step-hook-stop"),
     ],
 )
 def test_invalid_updates_are_refused(tmp_path, update, code):
@@ -202,6 +205,22 @@ def test_a_change_that_a_hook_does_not_return_is_warned_about_once(tmp_path, hoo
     build_net(quiet(tmp_path).num_epochs(2).on_epoch_end(hook), Net()).fit(batches(rows=24))
     log = (tmp_path / "experiment.log").read_text()
     assert log.count("WARNING the hook") == log.count("changed out.bias of its model") == count
+
+
+def test_a_hook_gets_no_change_that_another_one_did_not_return(tmp_path):
+    def lost(info, model):
+        model["w"] = model["w"] + 7
+
+    def counted(info, model):
+        return Updates(model={**model, "b": model["b"] + 1})
+
+    def fit(name, *hooks):
+        builder = quiet(tmp_path / name).num_epochs(1)
+        for hook in hooks:
+            builder.every(3, hook)
+        return model_bits(build_line(builder).fit(batches()).model)
+
+    assert fit("both", lost, counted) == fit("one", counted)
 
 
 def test_a_hook_may_end_the_run(tmp_path):

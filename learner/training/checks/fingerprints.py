@@ -225,7 +225,7 @@ def other_precision(progress: Mapping[str, Any], now: str) -> str | None:
     saved = settings.get("precision") if isinstance(settings, dict) else None
     # Only the backward pass is rematerialised.
     before, after = (text.partition(REMATERIALISED)[0] if isinstance(text, str) else now for text in (saved, now))
-    return None if before == after else before
+    return None if before == after else _shown(before)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:

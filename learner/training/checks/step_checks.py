@@ -381,18 +381,24 @@ def _unfrozen(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequ
     return [name for index, name in leaves if name in names and sources[index] != index]
 
 
-def check_after_step(step: StepFunctions, state: TrainState) -> None:
-    """Trace the functions of `after_step`.
+def changed_after_step(step: StepFunctions, state: TrainState) -> list[str]:
+    """Return the names of the trained parameters that the functions of `after_step` change.
 
     Raises:
       LearnerError: they fail, or return another model than they get.
     """
+
+    def transform(params: PyTree, model_state: PyTree, state: TrainState) -> list[Any]:
+        return jax.tree.leaves(step.transform_model(params, model_state, state)[0])
+
     try:
-        jax.eval_shape(lambda state: step.transform_model(state.params, state.model_state, state), state)
+        program = jax.make_jaxpr(transform)(state.params, state.model_state, state)
     except LearnerError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise LearnerError(f"after_step cannot be traced: {explained(error)}", code="step-trace-failed") from error
+    sources = forwarded_inputs(program.jaxpr)
+    return [name for index, name in enumerate(named_leaves(state.params)) if sources[index] != index]
 
 
 def _lost(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequence[str]) -> list[str]:

@@ -218,7 +218,8 @@ class Runner:
             )
         if eval_leaves(named_leaves(state.params), named_leaves(state.opt_state)):
             averages = named_leaves(eval_params(state.params, state.opt_state))
-            if names := [name for name, x in named_leaves(params).items() if not jnp.array_equal(x, averages[name])]:
+            given = named_leaves(params)
+            if names := [name for name, x in given.items() if not jnp.array_equal(x, averages[name], equal_nan=True)]:
                 raise LearnerError(
                     f"a hook changed {join_names(names, SHOWN)} of its model, where it gets the parameters that the "
                     "optimizer averages for evaluation, and others are trained: change them in the train step, or "

@@ -188,12 +188,14 @@ def _warn_of_averages(run: Run, spec: RunSpec) -> None:
     """Show a warning about averages that the run ends too early for, or that the statistics of BatchNorm do not fit."""
     optimizer = spec.step.optimizer
     steps = run_length(run.options, spec.inputs.source("train").batches).steps
-    for text in [] if steps is None else describe_ineffective(optimizer, steps):
+    texts = [] if steps is None else describe_ineffective(optimizer, steps)
+    for text in texts:
         run.warn(text)
-    if has_swa(optimizer) and "batch_stats" in jax.tree.leaves(spec.step.adapter.kinds):
+    if not texts and has_swa(optimizer) and "batch_stats" in jax.tree.leaves(spec.step.adapter.kinds):
         run.warn(
             "Swa averages the parameters, but the statistics of BatchNorm belong to the trained ones: validations are "
-            "misleading, and so is the model until its statistics are computed anew from train data; Ema avoids this"
+            "misleading, and so is the model until its statistics are computed anew from train data; Ema avoids this. "
+            "Ignore this warning if the statistics are fixed"
         )
 
 
