@@ -784,9 +784,9 @@ class LearnerBuilder:
         `fn` is a pure function of the whole model, frozen parameters and other variables included, and returns it; one
         of nnx modules may change it in place and return nothing. It is traced into the program of the step, and runs
         once per step, whatever `grads_accumulation` and `devices` are, with the values between steps, which half
-        precision does not round. `step`, int32, is the number of steps so far, this one included. A step of weight 0
-        and one that is skipped change nothing. Averages of an optimizer (`Ema`, `Swa`) are of the parameters before
-        `fn`.
+        precision does not round. `step`, int32, counts the steps so far, with this one: 1 in the first. A step of
+        weight 0 and one that is skipped change nothing. Averages of an optimizer (`Ema`, `Swa`) are of the parameters
+        before `fn`.
 
         Args:
           fn: a function that returns the model.

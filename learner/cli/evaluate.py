@@ -188,7 +188,8 @@ def _own_data(config: RunConfig, directory: str) -> Any:
     data = config.data("valid")
     if data is None:
         raise LearnerError(
-            f"{directory} has no validation data; name the data: --valid.dataset=...",
+            f"{directory} has no validation data: give a file (DATA of predict, --data of evaluate), or "
+            "--valid.dataset=...",
             code="cli-validation-data-missing",
             directory=directory,
         )

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -148,6 +149,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return OUTPUT_FAILED
     except LearnerError as error:
         notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("while ")]  # not those of others
+        if os.environ.get(FULL):
+            traceback.print_exception(error)
+        elif isinstance(error.__cause__, Exception) and own_traceback(error.__cause__) is not None:
+            notes.append(f"({FULL}=1 prints the traceback of your code)")
         text = "\n  ".join([str(error), *notes])
         # The text may quote a file, which must not control the terminal.
         lines = list(map(printable, f"learner: {text}".split("\n")))

@@ -238,9 +238,7 @@ class WarmupCosine(Schedule):
         """See `Schedule`."""
         steps = self.steps(run)
         warmup = run.in_steps(self.warmup, self.unit, "warmup") if self.warmup else 0
-        if self.unit != "steps":  # of a short run, in which a part is rounded up to a step
-            warmup = min(warmup, steps - 1)
-        if not warmup:
+        if not warmup or steps == 1:  # a run of one step has room for none
             return Cosine(self.peak, last=self.last, over=steps).function(run)
         if warmup >= steps:
             raise LearnerError(

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from learner.errors import LearnerError
 from learner.metrics.base import Info
 from learner.models.base import same_structure
 from learner.steps.finite import mark_overflow
@@ -328,9 +329,16 @@ class StepFunctions(StepDefinition):
         model = self.adapter.merge(params, model_state, key, train=True)
         for transform in self.after_step:
             model = transform(model, state.step + 1, self.adapter.changes_in_place)
-        new, new_state = self.adapter.read_all(model)
-        what = "the model of after_step"
-        same_structure(new_state, model_state, "after_step changed the variables of its model")
+        what, remedy = (
+            "the model of after_step",
+            "Return all that it got; to variables, assign values (x[...] = y[...])",
+        )
+        try:
+            new, new_state = self.adapter.read_all(model)
+        except LearnerError as error:
+            raise LearnerError(f"after_step: {error}", code=error.code, **error.fields) from error
+        for tree, needed in ((new, params), (new_state, model_state)):
+            same_structure(tree, needed, "after_step changed the variables of its model", remedy)
         return like(new, params, what), like(new_state, model_state, what)
 
     def _required_norms(self, old: PyTree, new: PyTree) -> dict[str, Array]:

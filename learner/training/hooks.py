@@ -55,7 +55,7 @@ class Updates:
       model: the hook's model, with other values in its arrays. The optimizer's state is kept.
       lr_scale: the factor of the learning rate from here on, 0 or more; at the start of a run it is 1.
       values: values to log, as a hook without updates returns them.
-      stop: a reason to end the run before the next step, with a checkpoint.
+      stop: a reason to end the run before the next step, with a checkpoint; None, or False, to continue.
 
     >>> def halve(info, model):
     ...     return Updates(lr_scale=0.5) if info.epoch == 10 else None
@@ -64,7 +64,7 @@ class Updates:
     model: Any = None
     lr_scale: float | None = None
     values: Mapping[str, Any] | None = None
-    stop: str | None = None
+    stop: str | bool | None = None
 
 
 class HookCaller:
@@ -125,9 +125,11 @@ class HookCaller:
                 code="step-hook-lr-scale",
                 name=name,
             )
-        if not (updates.stop is None or (isinstance(updates.stop, str) and updates.stop)):
+        # Of a condition, `value < bound and "why"`, False remains.
+        stop = None if isinstance(updates.stop, bool | np.bool_) and not updates.stop else updates.stop
+        if not (stop is None or (isinstance(stop, str) and stop)):
             raise LearnerError(
-                f"the hook {name} returned Updates with stop {_shown(updates.stop)}; it needs a text, the reason",
+                f"the hook {name} returned Updates with stop {_shown(stop)}; it needs a text, the reason, or None",
                 code="step-hook-stop",
                 name=name,
             )
@@ -147,8 +149,8 @@ class HookCaller:
         replaced = updates.model is not None
         if replaced or scale is not None:
             self._reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
-        if updates.stop is not None:
-            self._stop.decide(f"hook {name}: {printable(updates.stop)}")
+        if stop is not None:
+            self._stop.decide(f"hook {name}: {printable(str(stop))}")
 
     def _changes(self, hook: Callable[..., Any], before: Mapping[str, Any], model: Any) -> bool:
         """Return True if a hook has changed its model, which it did not return, and warn about it once."""

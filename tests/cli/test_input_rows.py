@@ -76,6 +76,11 @@ def test_rows_without_targets_are_read_for_predictions_alone(config):
     assert rows_of(every_column, text) == ({"area": [7.5], "city": [1]}, ["price", "kind"])
     with raises_code("data-columns-unreadable"):
         rows_of(config(), text, needs_targets=True)
+    for misspelled in ("city,aera\nBern,7.5\n", "ciy,area\nBern,7.5\n"):
+        with raises_code("data-columns-unreadable", "did you mean"):
+            rows_of(config(), misspelled)
+    with raises_code("data-columns-unreadable", "'rooms'"):  # a part of a field
+        rows_of(config(fields={"numbers": ["area", "rooms"], "city": "city"}), text)
     with raises_code("data-columns-unreadable"):  # a wrong type is no column that is missing
         rows_of(config(dtypes={"numbers": "text"}), text)
 

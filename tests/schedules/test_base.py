@@ -110,6 +110,7 @@ def test_unreached_part_is_ignored():
             r"Sequence\(parts=\[0.1, MultiStep\(.*: MultiStep\(.*milestones\[0\] is 1 epochs",
         ),
         (MultiStep(0.1, [0.5, 0.51], unit="fraction"), RunLength(10), "0.5 and 0.51 .fraction. are both step 5"),
+        (WarmupCosine(0.1, 2, unit="epochs"), RunLength(20, 10), "warm-up of 20 steps leaves no step of its 20"),
         (WarmupCosine(0.1, 20), RunLength(20), "warm-up of 20 steps leaves no step of its 20"),
         (WarmupStableDecay(0.1, 10, 15), RunLength(20), "warm-up of 10 steps and a decay of 15 do not fit into its 20"),
         (CosineRestarts(0.1, 5), RunLength(4), "5 cycles do not fit into 4 steps"),

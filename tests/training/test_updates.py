@@ -227,11 +227,11 @@ def test_a_hook_may_end_the_run(tmp_path):
     """The run resumes behind the step of the hook."""
 
     def end(info, model):
-        return Updates(stop="enough", values={"n": info.step}) if info.step == 4 else None
+        return Updates(stop=np.bool_(info.step == 4) and "enough", values={"n": info.step})
 
     result = build_line(quiet(tmp_path, saves=True).num_epochs(2).every(2, end)).fit(batches())
     assert (result.summary["stopped_by"], result.summary["steps"]) == ("hook end: enough", 4)
-    assert result.history["custom/n"] == [4]
+    assert result.history["custom/n"] == [2, 4]
     resumed = build_line(quiet(tmp_path, saves=True).num_epochs(2).every(2, end).resume()).fit(batches())
     whole = build_line(quiet(tmp_path / "whole").num_epochs(2)).fit(batches())
     assert (resumed.summary["stopped_by"], resumed.summary["steps"]) == ("num_epochs", 12)

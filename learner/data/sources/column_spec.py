@@ -1,6 +1,7 @@
 """Specification of the fields of a table: their columns and types."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,7 +74,12 @@ def parse_columns(
         columns_of, {}, dict(labels) if isinstance(labels, Mapping) else dict.fromkeys(labels or ()), missing
     )
     known = set(columns)
+    unused = [name for name in columns if name not in spec.columns]
+    # One that has some of its columns, or nearly their names, is misspelled rather than left out.
     lacking = [field for field in columns_of if not known.issuperset(spec.of(field))]
+    is_misspelled = any(
+        name in known or difflib.get_close_matches(name, unused) for field in lacking for name in spec.of(field)
+    )
     absent = [
         f"{what} has no column {name!r}: {near(str(name), list(columns))}" for name in spec.columns if name not in known
     ]
@@ -101,7 +107,7 @@ def parse_columns(
             [*absent, *problems],
             f"{what} cannot be read",
             code="data-columns-unreadable",
-            lacking=[] if problems else lacking,
+            lacking=[] if problems or is_misspelled else lacking,
         )
     return spec
 

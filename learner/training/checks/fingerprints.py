@@ -318,7 +318,10 @@ class _Programs:
         had = self.before.get("hashes")
         same_versions = self.before.get("versions") == self.now["versions"]
         if same_versions and isinstance(had, dict) and had.get(AFTER_STEP) != self.now["hashes"].get(AFTER_STEP):
-            texts.append(f"{AFTER_STEP}: {OTHER_PROGRAM}")
+            change = (
+                OTHER_PROGRAM if AFTER_STEP in had and AFTER_STEP in self.now["hashes"] else "it was added or removed"
+            )
+            texts.append(f"{AFTER_STEP}: {change}")
         return list(dict.fromkeys(texts))
 
 
