@@ -281,6 +281,17 @@ def test_error_in_the_users_code_shows_the_users_frames(learner, config, monkeyp
         learner(*words)
 
 
+def test_a_step_that_does_not_fit_the_data_shows_its_traceback_on_request(learner, config, workplace, monkeypatch):
+    with (workplace / "mymodule.py").open("a") as module:
+        module.write("\n\ndef wide_step(model, batch):\n    return step(model, {**batch, 'x': batch['x'][:, :2]})\n")
+    words = "fit", config, "--train_step=mymodule.wide_step"
+    code, _, err = learner(*words)
+    assert (code, "Traceback" in err, "LEARNER_TRACEBACK=1" in err) == (2, False, True)
+    monkeypatch.setenv("LEARNER_TRACEBACK", "1")
+    code, _, err = learner(*words)
+    assert (code, "in wide_step" in err) == (2, True)
+
+
 @pytest.mark.full
 def test_existing_run_is_refused_replaced_or_resumed(learner, trained):
     code, _, err = learner("fit", trained, "--seed=9")
