@@ -19,6 +19,7 @@ from learner.training.progress.position import Position
 from learner.training.reporting.messages import SplitFinished
 from learner.training.reporting.reporter import Reporter
 from learner.training.stopping import StopController
+from learner.training.validation import Validator
 from learner.util.number_checks import is_finite
 from learner.util.samples import Histogram, Image, Sample
 from learner.util.text import join_names, printable
@@ -74,11 +75,11 @@ class HookCaller:
       runner: the state that hooks see, and may change.
       reporter: logs the values: numbers as the split `custom`, others as samples.
       stop: the controller that a hook may ask to end the run.
-      lr_is_free: no plateau scheduler sets the learning rate, so hooks may scale it.
+      validator: may set the learning rate, which hooks then cannot scale.
     """
 
-    def __init__(self, runner: Runner, reporter: Reporter, stop: StopController, lr_is_free: bool) -> None:
-        self._runner, self._reporter, self._stop, self._lr_is_free = runner, reporter, stop, lr_is_free
+    def __init__(self, runner: Runner, reporter: Reporter, stop: StopController, validator: Validator) -> None:
+        self._runner, self._reporter, self._stop, self._validator = runner, reporter, stop, validator
         self._calls: collections.Counter[int] = collections.Counter()
         self._changing: set[int] = set()
 
@@ -133,7 +134,7 @@ class HookCaller:
                 code="step-hook-stop",
                 name=name,
             )
-        if scale is not None and not self._lr_is_free:
+        if scale is not None and self._validator.sets_lr:
             raise LearnerError(
                 f"the hook {name} returned Updates with lr_scale, and ReduceOnPlateau sets the learning rate: use one "
                 "of them",

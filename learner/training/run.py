@@ -62,7 +62,7 @@ class Run(ThreadOwned):
 
     def __post_init__(self) -> None:
         self.claim()
-        self._hooks = HookCaller(self.runner, self.reporter, self.stop, lr_is_free=not self.validator.sets_lr)
+        self._hooks = HookCaller(self.runner, self.reporter, self.stop, self.validator)
 
     # -- training ------------------------------------------------------------------------------------------------------
 

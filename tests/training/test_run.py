@@ -217,6 +217,9 @@ class Unshowable:
         raise ValueError("no text")
 
 
+FREE = types.SimpleNamespace(sets_lr=False)  # a validator
+
+
 @pytest.mark.parametrize(
     "returned",
     [3.0, "text", {"a": np.zeros((99, 99))}, {"a": None}, [1.0, 2.0], {"a": 10**400}, {"a": -(10**5000)}, Unshowable()],
@@ -230,9 +233,12 @@ def test_unusable_return_values_of_hooks_are_refused(returned):
         return returned
 
     with raises_code("step-hook-returns", name="mine") as raised:
-        HookCaller(runner, reporter, StopController(StopRequest(), None, None, 0.0), lr_is_free=True).call(
-            [mine], Position(), None
-        )
+        HookCaller(
+            runner,
+            reporter,
+            StopController(StopRequest(), None, None, 0.0),
+            FREE,
+        ).call([mine], Position(), None)
     assert "0., 0., 0." not in str(raised.value)
 
 
@@ -253,9 +259,12 @@ def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
     runner = types.SimpleNamespace(model=dict, arrays_of=dict)
     reporter = types.SimpleNamespace(newest=dict, halted=None)
     with raises_code("step-hook-returns", f"{shown}", " as 'norms'", name="mine"):
-        HookCaller(runner, reporter, StopController(StopRequest(), None, None, 0.0), lr_is_free=True).call(
-            [mine], Position(), None
-        )
+        HookCaller(
+            runner,
+            reporter,
+            StopController(StopRequest(), None, None, 0.0),
+            FREE,
+        ).call([mine], Position(), None)
 
 
 def test_unusable_names_in_returned_values_are_refused(tmp_path):
