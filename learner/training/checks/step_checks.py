@@ -1,5 +1,6 @@
 """Checks of a step before it is compiled: it is traced on the first batch, and each mismatch is one clear error."""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
@@ -222,8 +223,10 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     functions = [transform.fn for transform in step.on_batch]
     functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
     casts = step.train is not None and step.policy.casts and not step.unfrozen
-    with warnings.catch_warnings():
-        if casts and frozen_leaves(step.adapter, state.model_state):
+    casts_frozen = casts and bool(frozen_leaves(step.adapter, state.model_state))
+    # Only then: its end makes Python show warnings again that it has shown.
+    with warnings.catch_warnings() if casts_frozen else contextlib.nullcontext():
+        if casts_frozen:
             warnings.simplefilter("ignore", FutureWarning)  # of JAX, about float32 assigned to what is cast here
         program, host_generators = _trace_with_draws(
             lambda: trace_step(trace.fresh(), (state, batch), trace.name, batch, "train"), functions, trace.problems
