@@ -81,7 +81,11 @@ def _like_own(path: str, directory: str, content: Mapping[str, Any]) -> dict[str
         dataset = own["dataset"]
         arguments = dataset.get("init_args") or {} if isinstance(dataset, Mapping) else {}
         own_path = arguments.get("path")
-        views = [each if isinstance(each, Mapping) else {each: {}} for each in own.get("views") or ()]
+        views = own.get("views") or []
+        views = [
+            each if isinstance(each, Mapping) else {each: {}}
+            for each in (views if isinstance(views, list) else [views])
+        ]
         if reader is None or not isinstance(own_path, str) or reader_of(own_path) != reader:
             continue
         if any(name in OF_SEVERAL_ROWS for view in views for name in view):

@@ -238,7 +238,7 @@ class WarmupCosine(Schedule):
         """See `Schedule`."""
         steps = self.steps(run)
         warmup = run.in_steps(self.warmup, self.unit, "warmup") if self.warmup else 0
-        if not warmup or steps == 1:  # a run of one step has room for none
+        if not warmup or warmup == steps == 1:  # one step, to which a part of the run was rounded up, has room for none
             return Cosine(self.peak, last=self.last, over=steps).function(run)
         if warmup >= steps:
             raise LearnerError(

@@ -1,13 +1,13 @@
 """User functions that change training batches inside of the programs: mixup, noise, a curriculum by step."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from learner.errors import LearnerError
+from learner.util.signatures import positional_count
 
 Array = Any
 Batch = Any
@@ -33,13 +33,8 @@ class BatchTransform:
         Raises:
           LearnerError: it is not a function of a batch, a random key and optionally the step.
         """
-        try:
-            parameters = inspect.signature(fn).parameters.values()
-        except (TypeError, ValueError):
-            parameters = {}.values()
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        count = sum(p.kind in positional and (p.default is p.empty or p.name == "step") for p in parameters)
-        if not callable(fn) or count not in (2, 3):
+        count = positional_count(fn, "step")
+        if count not in (2, 3):
             raise LearnerError(
                 f"on_batch got {fn!r}; it needs a function (batch, rng) or (batch, rng, step)",
                 code="step-batch-transform",

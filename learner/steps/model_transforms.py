@@ -1,12 +1,12 @@
 """User functions that change the model after each update: a teacher that follows, weights that stay within bounds."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from learner.errors import LearnerError
 from learner.steps.step_definition import is_model_like
+from learner.util.signatures import positional_count
 
 Array = Any
 
@@ -30,13 +30,8 @@ class ModelTransform:
         Raises:
           LearnerError: it is not a function of a model, and optionally of the step.
         """
-        try:
-            parameters = inspect.signature(fn).parameters.values()
-        except (TypeError, ValueError):
-            parameters = {}.values()
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        count = sum(p.kind in positional and (p.default is p.empty or p.name == "step") for p in parameters)
-        if not callable(fn) or count not in (1, 2):
+        count = positional_count(fn, "step")
+        if count not in (1, 2):
             raise LearnerError(
                 f"after_step got {fn!r}; it needs a function (model) or (model, step)", code="step-model-transform"
             )

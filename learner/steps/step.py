@@ -329,10 +329,8 @@ class StepFunctions(StepDefinition):
         model = self.adapter.merge(params, model_state, key, train=True)
         for transform in self.after_step:
             model = transform(model, state.step + 1, self.adapter.changes_in_place)
-        what, remedy = (
-            "the model of after_step",
-            "Return all that it got; to variables, assign values (x[...] = y[...])",
-        )
+        what = "the model of after_step"
+        remedy = "Return all that it got; to variables, assign values (x[...] = y[...])"
         try:
             new, new_state = self.adapter.read_all(model)
         except LearnerError as error:

@@ -305,12 +305,14 @@ class StepDefinition:
 
     def _computed(self, params: PyTree, model_state: PyTree, uncast: Sequence[str] = ()) -> tuple[PyTree, PyTree]:
         """Return the parameters and the model's state in the compute dtypes of steps, but for some arrays."""
-        casts, tree = jax.tree.flatten(self.adapter.frozen)
+        casts = self.adapter.frozen
         if uncast:
-            casts = [fixed and name not in uncast for fixed, name in zip(casts, named_leaves(model_state), strict=True)]
+            marks, tree = jax.tree.flatten(casts)
+            pairs = zip(marks, named_leaves(model_state), strict=True)
+            casts = jax.tree.unflatten(tree, [fixed and name not in uncast for fixed, name in pairs])
         parts = (
             self.policy.to_compute_dtype(params),
-            self.policy.state_to_compute_dtype(model_state, jax.tree.unflatten(tree, casts)),
+            self.policy.state_to_compute_dtype(model_state, casts),
         )
         if self.gather is None:
             return parts

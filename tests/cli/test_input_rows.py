@@ -56,6 +56,9 @@ def test_all_rows_are_read_in_order_as_the_config_reads_them(config, views):
 def test_views_that_change_rows_stay(config):
     views = [{"slice": {"stop": 1}}, {"map": f"{__name__}.doubled"}]
     assert rows_of(config(views))[0]["numbers"] == [[41.0], [61.0], [81.0], [101.0]]
+    single = config()
+    single["valid"]["views"] = {"map": f"{__name__}.doubled"}  # as sources take it, too
+    assert rows_of(single)[0]["numbers"] == [[41.0], [61.0], [81.0], [101.0]]
 
 
 @pytest.mark.parametrize("split", ["valid", "train"])

@@ -234,13 +234,11 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         unfrozen: Sequence[str] = step.unfrozen
         if not unfrozen and trace.unfrozen and not trace.problems and (casts or step.adapter.changes_in_place):
             unfrozen = _unfrozen(step, state, batch, trace.unfrozen)
-    if casts and unfrozen:
-        try:  # as training runs it, with their float32 values
-            return trace_train(dataclasses.replace(step, unfrozen=tuple(unfrozen)), state, batch, raw)
-        except Exception:  # of the user's code, which works with cast values
-            rounded = unfrozen
-    else:
-        rounded = ()
+    rounded = unfrozen if casts else ()
+    if rounded:
+        # As training runs it, with their float32 values. The user's code may work with cast values only.
+        with contextlib.suppress(Exception):
+            return trace_train(dataclasses.replace(step, unfrozen=tuple(rounded)), state, batch, raw)
     own_grads, losses, loses_state = trace.own_grads, trace.losses, trace.loses_state
     switched = [] if trace.problems else _switched(step, state, batch, program)
     is_constant, broadcast = False, None
