@@ -20,7 +20,7 @@ from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at
 from learner.steps.outputs import as_output, has_wrong_labels
 from learner.steps.parts import with_barriers
 from learner.steps.precision import with_matmul
-from learner.steps.step_definition import StepDefinition
+from learner.steps.step_definition import StepDefinition, changed_attributes
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import (
     copied,
@@ -314,7 +314,9 @@ class StepFunctions(StepDefinition):
             weight,
         )
 
-    def transform_model(self, params: PyTree, model_state: PyTree, state: TrainState) -> tuple[PyTree, PyTree]:
+    def transform_model(
+        self, params: PyTree, model_state: PyTree, state: TrainState, assigned: list[str] | None = None
+    ) -> tuple[PyTree, PyTree]:
         """Return the parameters and the model's state after the functions of `after_step`. They get the new values in
         the dtypes between steps.
 
@@ -322,13 +324,17 @@ class StepFunctions(StepDefinition):
           params: the parameters after the update.
           model_state: the model's state after the micro-batches.
           state: the state before the step.
+          assigned: a list that gets the names of attributes that the functions assign, which has no effect.
         """
         if not self.after_step:
             return params, model_state
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), AFTER_STEP)
         model = self.adapter.merge(params, model_state, key, train=True)
+        attributes = {} if assigned is None else self.adapter.attributes(model)
         for transform in self.after_step:
             model = transform(model, state.step + 1, self.adapter.changes_in_place)
+        if assigned is not None:
+            assigned.extend(changed_attributes(attributes, self.adapter.attributes(model)))
         what = "the model of after_step"
         remedy = "Return all that it got; to variables, assign values (x[...] = y[...])"
         try:

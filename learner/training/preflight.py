@@ -29,7 +29,7 @@ from learner.training.checks.step_checks import (
     trace_valid,
     update_ignores_rate,
 )
-from learner.training.checks.step_warnings import step_warnings
+from learner.training.checks.step_warnings import assignment_warnings, step_warnings
 from learner.training.checks.validation_state import warnings_of_valid
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, closed_on_error, read_inputs
@@ -297,7 +297,8 @@ def checked_step(
             step = dataclasses.replace(step, **traced.facts)
         if step.after_step:
             with _collecting(problems):
-                changed = changed_after_step(step, state)
+                changed, assigned = changed_after_step(step, state)
+                inputs.warnings.extend(assignment_warnings(assigned, "after_step"))
                 if changed and has_eval_params(named_leaves(state.opt_state)):
                     inputs.warnings.append(
                         f"after_step changes {join_names(changed, MOST_NAMED)}, and the optimizer averages parameters "

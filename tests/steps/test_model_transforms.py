@@ -128,6 +128,19 @@ def test_steps_that_change_nothing_do_not_call_it(tmp_path):
     assert int(builder.build(given, optax.sgd, 0.01, train_step=counted).fit(data).model["count"]) == 2
 
 
+def test_an_attribute_that_it_assigns_is_a_warning(tmp_path):
+    """Attributes are constants of the program: the next step starts with the first value again."""
+
+    def mark(model):
+        model.epoch = 1
+
+    model = Followed()
+    model.epoch = 0
+    learner = quiet(tmp_path, saves=True).num_epochs(1).after_step(mark).build(model, optax.sgd, 0.1)
+    assert learner.fit(batches()).model.epoch == 0
+    assert "after_step assigns epoch of its model, which has no effect" in (tmp_path / "experiment.log").read_text()
+
+
 @pytest.mark.full
 def test_averages_are_of_the_parameters_before_it(tmp_path):
     zero = lambda model: jax.tree.map(jnp.zeros_like, model)  # noqa: E731

@@ -382,15 +382,18 @@ def _unfrozen(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequ
     return [name for index, name in leaves if name in names and sources[index] != index]
 
 
-def changed_after_step(step: StepFunctions, state: TrainState) -> list[str]:
-    """Return the names of the trained parameters that the functions of `after_step` change.
+def changed_after_step(step: StepFunctions, state: TrainState) -> tuple[list[str], list[str]]:
+    """Return the names of the trained parameters that the functions of `after_step` change, and of the attributes that
+    they assign, which has no effect.
 
     Raises:
       LearnerError: they fail, or return another model than they get.
     """
 
+    assigned: list[str] = []
+
     def transform(params: PyTree, model_state: PyTree, state: TrainState) -> list[Any]:
-        return jax.tree.leaves(step.transform_model(params, model_state, state)[0])
+        return jax.tree.leaves(step.transform_model(params, model_state, state, assigned)[0])
 
     try:
         program = jax.make_jaxpr(transform)(state.params, state.model_state, state)
@@ -399,7 +402,8 @@ def changed_after_step(step: StepFunctions, state: TrainState) -> list[str]:
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise LearnerError(f"after_step cannot be traced: {explained(error)}", code="step-trace-failed") from error
     sources = forwarded_inputs(program.jaxpr)
-    return [name for index, name in enumerate(named_leaves(state.params)) if sources[index] != index]
+    changed = [name for index, name in enumerate(named_leaves(state.params)) if sources[index] != index]
+    return changed, assigned
 
 
 def _lost(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequence[str]) -> list[str]:

@@ -66,13 +66,7 @@ def _of_assignments(traced: TracedTrainStep, name: str, in_place: bool) -> list[
     warnings = []
     if traced.written:
         warnings.append(_of_written(traced.written))
-    if traced.assigned:
-        warnings.append(
-            f"{name} assigns {join_names(traced.assigned, MOST_NAMED)} of its model, which has no effect: "
-            "attributes that are not variables are constants of the compiled program, and each step starts with the "
-            "original ones. Keep state in a variable that __init__ creates, such as nnx.Variable(jnp.array(0)); "
-            "on_batch receives the number of the step. It is harmless if only the same step reads the value"
-        )
+    warnings += assignment_warnings(traced.assigned, name)
     if traced.lost:
         warnings.append(
             f"{name} assigns {join_names(traced.lost, MOST_NAMED)} in the containers of its model, which has no effect "
@@ -92,6 +86,22 @@ def _of_assignments(traced: TracedTrainStep, name: str, in_place: bool) -> list[
             "them. Ignore this warning if the step is meant to change them; after_step does so once per optimizer step"
         )
     return warnings
+
+
+def assignment_warnings(names: Sequence[str], function: str) -> list[str]:
+    """Return a warning about attributes that a user's function assigns to its model, if there are any.
+
+    >>> assignment_warnings([], "train_step")
+    []
+    """
+    if not names:
+        return []
+    return [
+        f"{function} assigns {join_names(names, MOST_NAMED)} of its model, which has no effect: attributes that are "
+        "not variables are constants of the compiled program, and each step starts with the original ones. Keep state "
+        "in a variable that __init__ creates, such as nnx.Variable(jnp.array(0)); on_batch receives the number of the "
+        "step. It is harmless if only the same step reads the value"
+    ]
 
 
 def _of_random_numbers(traced: TracedTrainStep, name: str) -> list[str]:
