@@ -27,7 +27,7 @@ CLOCKS = 10.0
 SECONDS_OF_CLAIM = 60.0
 """Seconds after which another process removes the claim of one that died, on a file system without locks."""
 LONGEST = 4096  # bytes of the note in a lock
-NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # on macOS two differ
 
 
 @contextlib.contextmanager

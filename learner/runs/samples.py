@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.runs.file_names import file_name
+from learner.runs.file_names import file_name, folded_name
 from learner.util.disk import read_bytes
 from learner.util.png import png
 from learner.util.samples import Histogram, Image, Sample
@@ -49,7 +49,8 @@ class SampleFile:
 
 
 def contents(step: int, values: Mapping[str, Sample]) -> dict[str, tuple[str, bytes]]:
-    """Return the path in the run's directory and the content of each sample, by name.
+    """Return the path in the run's directory and the content of each sample, by name. If the names of two samples map
+    to one file, as in file systems that ignore case, the file of the second has a number.
 
     Raises:
       LearnerError: the name of a sample is not safe as a file name.
@@ -57,7 +58,15 @@ def contents(step: int, values: Mapping[str, Sample]) -> dict[str, tuple[str, by
     >>> contents(120, {"first line": "To be"})
     {'first line': ('samples/step-120/first_line.txt', b'To be')}
     """
-    return {name: (f"{FOLDER}/step-{step}/{file_name(name)}.{_suffix(x)}", _bytes(x)) for name, x in values.items()}
+    found: dict[str, tuple[str, bytes]] = {}
+    files: set[str] = set()
+    for name, value in values.items():
+        stem, number = file_name(name), 1
+        while folded_name(file := f"{stem}{'' if number == 1 else f'-{number}'}.{_suffix(value)}") in files:
+            number += 1
+        files.add(folded_name(file))
+        found[name] = f"{FOLDER}/step-{step}/{file}", _bytes(value)
+    return found
 
 
 def sample_files(directory: Path, journal: Iterable[Mapping[str, Any]]) -> list[SampleFile]:

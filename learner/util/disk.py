@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import stat
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ LARGEST = int(os.environ.get("LEARNER_LARGEST_FILE") or 1 << 30)
 LONGEST_LINE = 1 << 26
 CHUNK = 1 << 20
 LONGEST_NAME = 255  # bytes, the limit of file systems
-LONGEST_PATH = 4096 - 512  # the limit for paths, with room for the files of a checkpoint
+LONGEST_PATH = 1024 - 192 if sys.platform == "darwin" else 4096 - 512
+"""The limit for paths, with room for the files of a checkpoint."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 OF_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 """Errors that are about the process, the machine or the network, and not about the file."""

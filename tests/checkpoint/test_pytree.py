@@ -16,6 +16,7 @@ import pytest
 
 from learner.checkpoint import CheckpointStore, Retention
 from learner.checkpoint.pytree import write_pytree
+from tests.support.descriptors import path_of
 
 KINDS = ["bfloat16", "float8_e4m3fn", "float16", "float64", "int4", "int8", "uint32", "int64", "bool", "complex64"]
 TREE = {
@@ -96,7 +97,7 @@ def test_the_cost_of_a_small_save(tmp_path, monkeypatch):
     threads, flushed, start, fsync = [], [], threading.Thread.start, os.fsync
 
     def flush(descriptor):
-        flushed.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        flushed.append(os.path.relpath(path_of(descriptor), tmp_path))
         fsync(descriptor)
 
     store = CheckpointStore(tmp_path / "c", Retention(last=1, best=0, every=None, higher_is_better=False))

@@ -1212,10 +1212,14 @@ def test_terminal_shows_a_line_before_jax_is_imported(workplace, command):
     Path("a.yaml/config.yaml").touch() if command == "resume" else None
     code = f"import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nmain([{command!r}, 'a.yaml'])"
     terminal, side = os.openpty()
-    subprocess.run([sys.executable, "-c", code], stderr=side, check=False)
-    os.close(side)
-    shown = os.read(terminal, 10_000).decode().splitlines()
+    with subprocess.Popen([sys.executable, "-c", code], stderr=side) as process:
+        shown = ""
+        while "Traceback (most recent call last):" not in shown:
+            shown += os.read(terminal, 10_000).decode()
+        process.kill()
+    os.close(side)  # after reading: on macOS it waits for a reader
     os.close(terminal)
+    shown = shown.splitlines()
     piped = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False).stderr
     assert shown[0].startswith("learner 0.")
     assert shown[1:2] == piped.splitlines()[:1] == ["Traceback (most recent call last):"]

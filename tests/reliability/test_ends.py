@@ -222,6 +222,7 @@ def test_foreign_directories_are_kept(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a second disk")
 def test_checkpoints_on_another_disk(tmp_path):
     """Newer checkpoints are set aside on that disk, too."""
     elsewhere = tempfile.mkdtemp(dir="/dev/shm")

@@ -61,12 +61,12 @@ def test_lock_of_a_killed_process_is_released(tmp_path, other):
         pass
 
 
-@pytest.fixture
-def no_locks(monkeypatch):
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOTSUP])
+def no_locks(monkeypatch, request):
     """Simulate a file system without locks."""
 
     def flock(descriptor, how):
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(request.param, os.strerror(request.param))
 
     monkeypatch.setattr(lock.fcntl, "flock", flock)
 

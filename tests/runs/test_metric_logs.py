@@ -9,6 +9,7 @@ import shutil
 import zlib
 
 import numpy as np
+import psutil
 import pytest
 
 from learner.errors import LearnerError
@@ -63,7 +64,7 @@ def files(tmp_path, clock):
 
 def open_files(directory):
     """Return the files of the directory that this process has open."""
-    targets = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+    targets = (file.path for file in psutil.Process().open_files())
     return sorted(os.path.relpath(target, directory) for target in targets if target.startswith(f"{directory}/"))
 
 

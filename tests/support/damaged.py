@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
@@ -176,8 +177,7 @@ def read_all(data):
 
 
 def main(count, first, *kinds):
-    with open("/proc/self/statm") as file:
-        limit = int(file.read().split()[0]) * resource.getpagesize() + ROOM
+    limit = psutil.Process().memory_info().vms + ROOM
     for kind in kinds:
         name, write, read = KINDS[kind]
         place = Path(tempfile.mkdtemp())
@@ -186,7 +186,8 @@ def main(count, first, *kinds):
         write(path)
         content = path.read_bytes()
         read_all(read(path))  # before the limit: import the packages that reading needs
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        if sys.platform != "darwin":  # macOS has no such limit
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for number in range(int(first), int(count)):
             print("reading", kind, number, flush=True)
             path.unlink()  # a new file: the last one may be mapped into memory

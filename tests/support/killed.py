@@ -14,6 +14,7 @@ from pathlib import Path
 import optax
 
 from learner.checkpoint import CheckpointStore
+from tests.support.descriptors import path_of
 from tests.support.runs import STEPS, LastRow, line, line_step, noisy_step, quiet, shuffled, valid_data
 
 CALLS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "open"}
@@ -53,7 +54,7 @@ class Killer:
 
     def fsync(self, descriptor):
         if self.saving:
-            self.reached("os.fsync", os.readlink(f"/proc/self/fd/{descriptor}"))
+            self.reached("os.fsync", path_of(descriptor))
         FSYNC(descriptor)
 
     def reached(self, name, path):

@@ -45,6 +45,15 @@ def test_samples_are_files_listed_in_the_journal(tmp_path):
     assert not [key for key in memory.history if key != "custom/n" and key.startswith("custom")]
 
 
+def test_samples_with_similar_names_have_their_own_files(tmp_path):
+    """Some file systems ignore case, and spaces become underscores."""
+    texts = {"a b": "1", "a_b": "2", "A b": "3", "a_b-2": "4"}
+    build_line(quiet(tmp_path).num_epochs(1).every(2, lambda info, model: texts)).fit(batches())
+    samples = [sample for sample in RunReader(tmp_path).samples if sample.step == 2]
+    assert {sample.name: sample.read().decode() for sample in samples} == texts
+    assert len({sample.path.name.casefold() for sample in samples}) == 4
+
+
 @pytest.mark.full
 def test_samples_are_kept_on_resume_and_removed_on_overwrite(tmp_path):
     def builder():
