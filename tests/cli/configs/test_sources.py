@@ -58,13 +58,13 @@ def test_generator_function_is_called_in_each_epoch(importable):
 
 
 def test_file_with_the_name_of_a_module(importable):
-    """Python has a package `test`, with hundreds of names."""
+    """Python has a package `encodings`, with hundreds of names."""
     with raises_code("config-name-missing", "and others") as raised:
-        source({"dataset": "test.npz", "batch_size": 4}, "train", 0)
+        source({"dataset": "encodings.npz", "batch_size": 4}, "train", 0)
     assert len(str(raised.value)) < 300
-    (importable / "test.npz").write_bytes(b"")
+    (importable / "encodings.npz").write_bytes(b"")
     with raises_code("data-path-unread", "class_path: numpy_arrays"):
-        source({"dataset": "test.npz", "batch_size": 4}, "train", 0)
+        source({"dataset": "encodings.npz", "batch_size": 4}, "train", 0)
 
 
 @pytest.mark.parametrize(("path", "reader"), [("nope.npz", "numpy_arrays"), ("data/nope.csv.gz", "csv")])

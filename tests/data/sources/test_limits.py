@@ -84,7 +84,7 @@ def test_large_texts_are_refused(tmp_path, monkeypatch, read, parts, limit):
         pytest.param(ndjson, b'{"a": [1000, 0.25, 2000], "b": 1e9, "c": -300}\n' * 2_500, marks=pytest.mark.full),
         (ndjson, b'{"a": [%s]}\n' % b",".join([b"[1000,2]"] * 50) * 100),
         (ndjson, b'{"a": [%s]}\n' % b",".join([b"{}", b"[]"] * 20_000)),
-        (ndjson, ('{"a": "x\U0001d11e' + "x" * 45_000 + '"}\n').encode()),
+        (ndjson, ('{"a": "x\U0001d11e' + "x" * 20_000 + '"}\n').encode()),
     ],
 )
 def test_reserved_memory_suffices(tmp_path, monkeypatch, module, content):
@@ -263,7 +263,7 @@ def test_socket_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", READERS)
 def test_too_long_name(tmp_path, name):
     path = Path(f"{tmp_path / ('long' * 100)}{Path(name).suffix}")
-    with pytest.raises(LearnerError, match=r"longlong.* cannot be read|longlong.* is not a directory"):
+    with pytest.raises(LearnerError, match=r"longlong.* (cannot be read|is not a directory)|there is no file .*longlong"):
         READERS[name](path / "class" / "a" if "/" in name or "-" in name or "_" in name else path)
 
 
