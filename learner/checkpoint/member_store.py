@@ -10,12 +10,13 @@ import numpy as np
 
 from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import DamagedError
-from learner.checkpoint.store import CheckpointStore, Once
+from learner.checkpoint.store import MEMBER_SCORE, CheckpointStore, Entry, Once
 from learner.errors import LearnerError
 from learner.runs.history import History
 from learner.runs.population import member_index
 from learner.util.addresses import is_address
 from learner.util.number_checks import is_finite
+from learner.util.user_warnings import warn
 
 STATE_ITEMS = ("model", "optim", "scheduler")
 LR = "lr"
@@ -23,7 +24,7 @@ NO_KEYWORDS = {"directory", "seed", LR, "data_order"}
 """Fields of a member in a checkpoint that are not keywords of its optimizer."""
 ACTIVE, KEYWORDS = "active", "hyperparameters."
 """An entry of `extra` that only members have, and the prefix of other such entries."""
-OF_ALL = ("members", "lanes", "plateaus")
+OF_ALL = ("members", "lanes", "plateaus", MEMBER_SCORE)
 """Fields of the progress that hold a value for each member."""
 OF_MEMBERS = ("halted", "stopped", "state_step", "keywords", "changed")
 """Fields of the progress that only members have."""
@@ -110,6 +111,24 @@ class MemberStore(CheckpointStore):
                 progress = super().progress(step, verified=False)
                 facts["score"] = _score(progress, progress["members"][self._index], step)
         return table
+
+    def find(self, epoch: int | str | None = None, step: int | None = None) -> Entry:
+        """See `CheckpointStore`. Warn if the member was better at a step of which the population has kept no
+        checkpoint.
+        """
+        entry, key, best = super().find(epoch, step), "", None
+        with contextlib.suppress(LearnerError, *MALFORMED):  # reading the checkpoint reports its problems
+            progress = super().progress(self.steps[-1], verified=False)
+            key, history = progress["monitor"], progress["members"][self._index]["history"]
+            best = History.from_json(history).best(key, progress["higher_is_better"])
+        if epoch == "best" and best is not None and entry.score != best.value:
+            kept = "without a value" if entry.score is None else f"with {entry.score:.6g}"
+            warn(
+                f"the best {key} of this member was {best.value:.6g} at epoch {best.epoch}, and its population has kept "
+                f"no checkpoint of that: this is step {entry.step}, {kept}. A population keeps the best by the mean "
+                "and by its best member; keep more by with_file_checkpointer(keep_last=10)"
+            )
+        return entry
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
         """See `CheckpointStore`. `state_step` is the last step that the member has trained, `keywords` are the keyword
@@ -220,8 +239,11 @@ class MemberStore(CheckpointStore):
 
 
 def _score(progress: Mapping[str, Any], member: Mapping[str, Any], step: int) -> float | None:
-    """Return the value of the monitored metric of a member at a step, or None."""
-    history, key = History.from_json(member["history"]), progress["monitor"]
+    """Return the value of the monitored metric for the state of a member in the checkpoint of a step, or None. The
+    state of a member that has ended is that of its last step.
+    """
+    history, key, stopped = History.from_json(member["history"]), progress["monitor"], member.get("stopped")
+    step = step if stopped is None else min(step, stopped["step"])
     values = [point.value for point in history.points(key) if point.step == step] if key in history else []
     return float(values[-1]) if values and is_finite(values[-1]) else None
 

@@ -1,5 +1,6 @@
 """Tests of populations: each member equals a separate run with its settings, in its own directory."""
 
+import contextlib
 import json
 import shutil
 import threading
@@ -16,6 +17,7 @@ from flax import nnx
 from learner import (
     ClassificationOutput,
     LearnerBuilder,
+    LearnerWarning,
     Linen,
     MetricEarlyStopping,
     NonFiniteError,
@@ -24,6 +26,7 @@ from learner import (
     loguniform,
     uniform,
 )
+from learner.checkpoint import CheckpointStore
 from learner.data import DataLoaderBuilder
 from learner.loggers import Csv, JsonLines, MetricLogger
 from learner.metrics import Accuracy, MeanMetric
@@ -785,6 +788,38 @@ def test_early_stopping_of_a_member(tmp_path):
     assert {path.name for path in (result[0].directory / "train").iterdir()} == {"epoch-1", "epoch-2", "epoch-3"}
     events = [entry["event"] for entry in journal_of(result[0].directory)]
     assert events == ["start", "epoch", "epoch", "epoch", "stop"]
+
+
+def best_of_members(directory, rates):
+    """Return a population that keeps one best and one last checkpoint, and the best checkpoint of each member."""
+    builder, build = lines(directory, lr=rates)
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(8)
+    members = build(builder.with_file_checkpointer(keep_last=1, keep_best=1)).fit(shuffled(), shuffled())
+    return members, [load_checkpoint(member.directory, "best") for member in members]
+
+
+def test_the_best_of_members_that_ended_is_kept(tmp_path):
+    """The mean is over all members, with the last values of those that have ended: otherwise it would be lowest when
+    only the best member trains. The best epoch of this member is kept, too.
+    """
+    members, loaded = best_of_members(tmp_path / "run", [1.0, 2.0, 0.0])
+    losses = [member.history["valid/Loss"] for member in members]
+    assert [len(values) for values in losses] == [6, 3, 3]
+    means = [np.mean([values[min(epoch, len(values) - 1)] for values in losses]) for epoch in range(6)]
+    kept = {int(np.argmin(means)), int(np.argmin(losses[0])), 5}
+    assert saved_steps(tmp_path / "run") == sorted(6 * (epoch + 1) for epoch in kept)
+    assert len(kept) == 3
+    assert [each.score for each in loaded] == [min(values) for values in losses]
+    with contextlib.closing(CheckpointStore(tmp_path / "run" / "checkpoint")) as store:
+        assert store.best().score == pytest.approx(min(means), rel=1e-6)
+
+
+@pytest.mark.full
+def test_a_best_epoch_of_a_member_that_is_not_kept_is_a_warning(tmp_path):
+    with pytest.warns(LearnerWarning, match=r"the best valid/Loss of this member was 14.\d+ at epoch 3") as warned:
+        members, loaded = best_of_members(tmp_path / "run", [0.1, 30.0, 40.0])
+    assert len(warned) == 1
+    assert loaded[2].score == members[2].history["valid/Loss"][0] > min(members[2].history["valid/Loss"])
 
 
 @pytest.mark.full

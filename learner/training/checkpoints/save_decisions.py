@@ -4,8 +4,6 @@ Everything here runs on the reporter's thread, which has just read the values of
 the history and the log offsets would belong to a later step.
 """
 
-import numpy as np
-
 from learner.checkpoint.best import BestSnapshot
 from learner.training.programs.oom import CHECKPOINT, OomContext
 from learner.training.progress.position import Position
@@ -33,21 +31,21 @@ class SaveDecisions:
         """Return the reporter's part of a save at a position."""
         best, step = self._best, position.step
         if self._reporter.halted is not None:  # no checkpoint has anything of the steps after it
-            return SaveAnswer(None, None, None)
-        score = self._score(step)
+            return SaveAnswer(None, {}, None)
+        scores = self._scores(step)
         # First: it writes the logs, and if that fails, the best snapshot must still be held.
         reported = self._reporter.snapshot(position.in_validation, with_rows)
         if best is None:
-            return SaveAnswer(reported, score, None)
+            return SaveAnswer(reported, scores, None)
         is_best = best.is_pending(step)
         # A checkpoint made only because of a stop is removed once the run has resumed, so it cannot be the best.
-        if is_best or (not at_stop and best.improves(score)):
-            best.supersede(step, score)
-        return SaveAnswer(reported, score, best.pop(), is_best)
+        if is_best or (not at_stop and best.improves(scores["score"])):
+            best.supersede(step, scores["score"])
+        return SaveAnswer(reported, scores, best.pop(), is_best)
 
     def pop_best(self) -> SaveAnswer:
         """Return the best snapshot to be written alone, if any."""
-        return SaveAnswer(None, None, None if self._best is None else self._best.pop())
+        return SaveAnswer(None, {}, None if self._best is None else self._best.pop())
 
     def decide_candidate(self) -> None:
         """Keep the oldest offered copy if it is the best so far."""
@@ -56,18 +54,15 @@ class SaveDecisions:
             self._decide(copied, self._best)
 
     def _decide(self, copied: StateCopy, best: BestSnapshot) -> None:
-        score = self._score(copied.position.step)
-        if self._reporter.halted is not None or not best.improves(score):
+        scores = self._scores(copied.position.step)
+        if self._reporter.halted is not None or not best.improves(scores["score"]):
             return
         # Only if it is the best: a snapshot copies the history and writes the logs.
         reported = self._reporter.snapshot(copied.position.in_validation, copied.has_rows)
-        snapshot = self._composer.compose(copied, reported, score)
+        snapshot = self._composer.compose(copied, reported, scores)
         with OomContext(CHECKPOINT):
             best.keep(snapshot if self._in_place else snapshot.to_host())
 
-    def _score(self, step: int) -> float | None:
-        """Return the value of the monitored metric at a step, if it is a finite number."""
-        point = self._reporter.history.last(self._composer.monitor)
-        if point is None or point.step != step or isinstance(point.value, str) or not np.isfinite(point.value):
-            return None
-        return float(point.value)
+    def _scores(self, step: int) -> dict[str, float | None]:
+        composer = self._composer
+        return self._reporter.scores(composer.monitor, composer.higher_is_better, step)

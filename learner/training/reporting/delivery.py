@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SamplesLogged, SplitEnded, StepsEnded
-from learner.runs.history import History
+from learner.runs.history import History, Point
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.steps.finite import nonfinite_text
 from learner.training.programs.oom import OomContext
@@ -265,6 +265,13 @@ class Delivery(ThreadOwned):
         """
         self._files.to_disk(progress["log"])
 
+    def scores(self, key: str, higher_is_better: bool, step: int) -> dict[str, float | None]:
+        """Return the fields of a checkpoint's progress with the value of the monitored metric: None unless it was
+        measured at this step and is a finite number.
+        """
+        value = finite_value(self.history.last(key), step)
+        return {"score": value}
+
     def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
         """Return the reporter's part of a checkpoint at the current position in the order of items.
 
@@ -279,3 +286,14 @@ class Delivery(ThreadOwned):
         states = self._host_metrics.get_states()
         values, history = dict(self._epoch_values), self.history.copy().to_json
         return ReporterSnapshot(log, values, states, rows, history, self.nonfinite.halted, self.stopped)
+
+
+def finite_value(point: Point | None, step: int) -> float | None:
+    """Return the value of a point, if it is a finite number of this step.
+
+    >>> finite_value(Point(1, 45, 0.5), 45), finite_value(Point(1, 45, 0.5), 90)
+    (0.5, None)
+    """
+    if point is None or point.step != step or isinstance(point.value, str) or not np.isfinite(point.value):
+        return None
+    return float(point.value)

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.checkpoint.store import MEMBER_SCORE
 from learner.events import EpochStarted
 from learner.runs.appended import shortest
 from learner.steps.population import member_of
-from learner.training.reporting.delivery import Delivery
+from learner.training.reporting.delivery import Delivery, finite_value
 from learner.training.reporting.host_metrics import Pictures, Values
 from learner.training.reporting.messages import (
     EpochFinished,
@@ -78,6 +79,17 @@ class PopulationDelivery(Delivery):
             values = {name: member_of(value, lane) for name, value in on_host.items()}
             of_members.append(member.finish_split(dataclasses.replace(finished, values=values)))
         return means_of(of_members), {}
+
+    def scores(self, key: str, higher_is_better: bool, step: int) -> dict[str, float | None]:
+        """See `Delivery`: the mean over all members, and the best value of a member. Those that have ended count with
+        their last value, which is that of their state; otherwise the mean would change when a bad member ends.
+        """
+        mean, best = super().scores(key, higher_is_better, step)["score"], None
+        if mean is not None:
+            points = [member.history.last(key) for member in self.members]
+            values = [value for point in points if point and (value := finite_value(point, point.step)) is not None]
+            mean, best = float(shortest(np.float32(np.mean(values)))), (max if higher_is_better else min)(values)
+        return {"score": mean, MEMBER_SCORE: best}
 
     def mark_logs(self) -> None:
         """See `Delivery`."""

@@ -339,6 +339,10 @@ class Reporter(ThreadOwned):
         """Return the history of a member of a population, or of the run; see `history`."""
         return self._delivery_of(member).history
 
+    def scores(self, key: str, higher_is_better: bool, step: int) -> dict[str, float | None]:
+        """Return the value of the monitored metric at a step, on the reporter's thread; see `Delivery.scores`."""
+        return self._delivery.scores(key, higher_is_better, step)
+
     @property
     def halted(self) -> NonFiniteStop | None:
         """The step that ended the run, or None. Steps dispatched after it leave no trace."""
