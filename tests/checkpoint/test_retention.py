@@ -158,6 +158,12 @@ def test_a_checkpoint_of_a_stop_passes(last, checkpoints, at_stop, kept):
     assert Retention(last, 1, None, False).kept(checkpoints, at_stop) == kept
 
 
+def test_a_checkpoint_of_an_end_passes():
+    """It is among the best of a longer run, and not among the newest."""
+    keep = Retention(2, 1, None, higher_is_better=False)
+    assert keep.kept({10: (1, 0.5), 20: (2, 0.4), 30: (3, 0.9)}, at_end=[20]) == {10, 20, 30}
+
+
 def test_the_default_saves_inside_of_long_epochs():
     due = DEFAULT_CHECKPOINTS.due
     assert [due(None, 5, 599.0), due(None, 5, 600.0), due(2, 5, 59.0), due(2, 5, 60.0)] == [False, True, False, True]

@@ -1,6 +1,7 @@
 """Check that the best epoch is kept, however rarely a run saves."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import optax
 import pytest
 
 import learner.checkpoint
-from learner import MetricEarlyStopping, RegressionOutput, Updates, load_checkpoint
+from learner import Interrupter, MetricEarlyStopping, RegressionOutput, Updates, load_checkpoint
 from learner.checkpoint import CheckpointStore
 from learner.metrics import CollectingMetric, LearningRate, MeanAbsoluteError
 from tests.support.codes import raises_code
@@ -112,11 +113,58 @@ def test_early_stopping_agrees_on_the_best(tmp_path):
     assert load_checkpoint(tmp_path / "run").epoch == 2
 
 
+def rare(directory, epochs, **options):
+    """Return the builder of a run that saves rarely."""
+    return quiet(directory).num_epochs(epochs).with_file_checkpointer(**{"keep_last": 1, "every_epochs": 100} | options)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_best_between_saves_is_not_one_of_the_newest(tmp_path, stops):
+    """Epochs 3 and 6 are due; the fourth is the best, also if the run stops after it."""
+    losses = (math.nan, 1.3, 3.8, 1.2, 2.29, 1.63)
+    make = lambda: rare(tmp_path / "run", 6, keep_last=2, every_epochs=3)  # noqa: E731
+    if stops:
+        stop = Interrupter()
+        builder = make().interrupter(stop).on_epoch_end(lambda info, model: stop.stop() if info.epoch == 4 else None)
+        build(builder).fit(shuffled(), scripted(*losses))
+        assert saved_steps(tmp_path / "run") == [3 * STEPS, 4 * STEPS]
+        losses = losses[4:]
+    build(make().resume()).fit(shuffled(), scripted(*losses))
+    assert saved_steps(tmp_path / "run") == [3 * STEPS, 4 * STEPS, 6 * STEPS]
+
+
+@pytest.mark.full
+def test_a_validation_that_a_stop_has_interrupted_may_be_the_best(tmp_path):
+    """It begins again after resuming, within its epoch."""
+    stop, number = Interrupter(), itertools.count(1)
+    losses = scripted(3.0, 2.0, 1.0)
+
+    def interrupted():
+        if next(number) == 3:
+            stop.stop("for the night")
+        return losses()
+
+    make = lambda: rare(tmp_path / "run", 2).valid_every(steps=4)  # noqa: E731
+    build(make().interrupter(stop)).fit(shuffled(), interrupted)
+    build(make().resume()).fit(shuffled(), scripted(1.0, 3.0, 3.0, 3.0))
+    assert load_checkpoint(tmp_path / "run").step == 8
+
+
+@pytest.mark.full
+def test_the_last_step_is_saved_with_its_validation(tmp_path):
+    """A save is due there before the run ends and validates once more."""
+    builder = quiet(tmp_path / "run").num_steps(8).with_file_checkpointer(every_steps=4)
+    build(builder).fit(shuffled(), scripted(2.0, 1.0))
+    assert load_checkpoint(tmp_path / "run", step=8).score == pytest.approx(1.0)
+
+
 @pytest.mark.full  # by default, test_store.py changes the monitor
-def test_best_by_another_monitor(tmp_path):
+@pytest.mark.parametrize("every", [1, 100])
+def test_best_by_another_monitor(tmp_path, every):
     def fit(epochs, monitor, *losses):
-        builder = quiet(tmp_path / "run").metrics(MeanAbsoluteError()).num_epochs(epochs).resume()
-        return build(builder.with_file_checkpointer(keep_last=1, monitor=monitor)).fit(shuffled(), scripted(*losses))
+        builder = rare(tmp_path / "run", epochs, monitor=monitor, every_epochs=every).resume()
+        return build(builder.metrics(MeanAbsoluteError())).fit(shuffled(), scripted(*losses))
 
     assert fit(2, "valid/Loss", 0.04, 0.0225).best_epoch == 2
     result = fit(5, "valid/Mean Absolute Error", 0.01, 0.0064, 0.0081)  # the errors are 0.1, 0.08, 0.09

@@ -177,7 +177,8 @@ def test_best_of_an_extended_run(tmp_path):
     assert saved_steps(tmp_path / "run") == [STEPS, 2 * STEPS]
 
 
-def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
+@pytest.mark.parametrize("keep_best", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch, keep_best):
     save, failed = CheckpointStore.save, []
 
     def failing_once(self, step, items, progress):
@@ -187,7 +188,8 @@ def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
         save(self, step, items, progress)
 
     monkeypatch.setattr(CheckpointStore, "save", failing_once)
-    build_line(quiet(tmp_path / "run", saves=True).with_file_checkpointer().on_save_error("warn")).fit(batches())
+    builder = quiet(tmp_path / "run").with_file_checkpointer(keep_best=keep_best, every_epochs=1)
+    build_line(builder.on_save_error("warn")).fit(batches())
     assert failed == [STEPS]
     assert saved_steps(tmp_path / "run") == [STEPS]
 

@@ -150,8 +150,9 @@ def test_the_mark_names_the_cause(batches, expected):
     [
         (BAD, "step-nonfinite", ("2", "0..C-1", "Give the labels")),
         (batch_of(0, 1, 2, 0, scale=np.nan), "step-nonfinite", ("2", "Give the output a weight")),
+        (batch_of(0, 1, 2, 0, scale=np.inf), "step-nonfinite", ("2", "Give the output a weight")),
     ],
-    ids=["labels", "weight"],
+    ids=["labels", "weight", "infinite weight"],
 )
 def test_the_error_of_a_run_names_the_remedy(tmp_path, batch, code, values):
     learner = (

@@ -263,7 +263,9 @@ def test_socket_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", READERS)
 def test_too_long_name(tmp_path, name):
     path = Path(f"{tmp_path / ('long' * 100)}{Path(name).suffix}")
-    with pytest.raises(LearnerError, match=r"longlong.* (cannot be read|is not a directory)|there is no file .*longlong"):
+    with pytest.raises(
+        LearnerError, match=r"longlong.* (cannot be read|is not a directory)|there is no file .*longlong"
+    ):
         READERS[name](path / "class" / "a" if "/" in name or "-" in name or "_" in name else path)
 
 

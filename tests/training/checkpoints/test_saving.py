@@ -4,12 +4,16 @@ import errno
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from learner.checkpoint import CheckpointStore
+from learner.checkpoint.best import BestSnapshot
 from learner.checkpoint.save_queue import SaveQueue
 from learner.errors import LearnerError
+from learner.training.checkpoints.save_decisions import SaveDecisions
+from learner.training.progress.position import Position
 from tests.support.runs import batches, build_line, journal_of, quiet, saved_steps
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -87,3 +91,20 @@ def test_a_reporter_that_fails_ends_the_run_with_saves_pending(tmp_path, monkeyp
         build(tmp_path / "run").fit(batches())
     assert getattr(caught.value, "errno", None) == errno.EIO
     assert not [thread.name for thread in threading.enumerate() if thread.name == "learner-saver"]
+
+
+def decided(score, at_stop):
+    """Return the answer to a save of step 5 while a snapshot of step 3 with the score 0.5 is held."""
+    best = BestSnapshot(higher_is_better=False, score=None, state_bytes=4)
+    best.keep(SimpleNamespace(step=3, progress={"score": 0.5}))
+    reporter = SimpleNamespace(halted=None, snapshot=lambda *_: "reported", scores=lambda *_: {"score": score})
+    composer = SimpleNamespace(monitor="valid/Loss", higher_is_better=False)
+    return SaveDecisions(reporter, best, composer, "cpu").answer(Position(step=5), at_stop, with_rows=False), best
+
+
+def test_a_better_checkpoint_supersedes_the_snapshot_unless_it_is_of_a_stop():
+    """That of a stop is removed once the run has resumed."""
+    answer, best = decided(0.4, at_stop=False)
+    assert answer.best is None
+    assert [best.improves(score) for score in (0.45, 0.35)] == [False, True]
+    assert decided(0.4, at_stop=True)[0].best.step == decided(0.6, at_stop=False)[0].best.step == 3
