@@ -124,9 +124,9 @@ class MemberStore(CheckpointStore):
         if epoch == "best" and best is not None and entry.score != best.value:
             kept = "without a value" if entry.score is None else f"with {entry.score:.6g}"
             warn(
-                f"the best {key} of this member was {best.value:.6g} at epoch {best.epoch}, and its population has kept "
-                f"no checkpoint of that: this is step {entry.step}, {kept}. A population keeps the best by the mean "
-                "and by its best member; keep more by with_file_checkpointer(keep_last=10)"
+                f"the best {key} of this member was {best.value:.6g} at epoch {best.epoch}, and its population has "
+                f"kept no checkpoint of that: this is step {entry.step}, {kept}. A population keeps the best by the "
+                "mean and by its best member; keep more by with_file_checkpointer(keep_last=10)"
             )
         return entry
 

@@ -22,7 +22,7 @@ from learner.training.checks.agreement import propagate_failures
 from learner.training.checks.fingerprints import other_precision, saved_labels
 from learner.training.checks.step_checks import no_step
 from learner.training.definition import TrainingDefinition
-from learner.training.feed.inputs import Inputs, has_several, label_warnings, read_valid
+from learner.training.feed.inputs import Inputs, drops_rows, has_several, label_warnings, read_valid
 from learner.training.files.directory import holds_run
 from learner.training.files.run_directory import read_found, resumes
 from learner.training.passes import MetricValues, evaluate, predict
@@ -279,12 +279,10 @@ def _warn_of_precision(progress: Mapping[str, Any], now: str) -> None:
 def _warn_of_rows(inputs: Inputs, predicts: bool) -> None:
     """Warn about data that leaves rows out or, if outputs belong to rows, that changes their order."""
     for split, source in inputs.valid.items():
-        facts = source.fingerprint()
         name = "the data" if split == "valid" else f"the data {split.removeprefix('valid-')!r}"
-        rows, size = facts.get("rows"), facts.get("batch_size")
-        if facts.get("drop_last") and not (rows and size and rows % size == 0):
+        if drops_rows(source):
             text = f"{name} leaves out the rows behind the last full batch: build its loader without drop_last"
             warn(text)
-        if predicts and facts.get("order") == "shuffled":
+        if predicts and source.fingerprint().get("order") == "shuffled":
             text = f"{name} is shuffled, and its predictions come in that order: build its loader without shuffle"
             warn(text)

@@ -604,6 +604,16 @@ def test_validation_windows_that_overlap_training_are_warned_about(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("size", "batches", "count"), [(5, None, 1), (4, None, 0), (5, 2, 0)])
+def test_validation_rows_that_are_left_out_are_warned_about(tmp_path, size, batches, count):
+    """Of 24 rows, unless batches of 4 divide them, or the run validates on some batches only."""
+    valid = DataLoaderBuilder().batch_size(size).drop_last().build(arrays())
+    builder = quiet(tmp_path / "run").num_epochs(1)
+    build_line(builder if batches is None else builder.valid_batches(batches)).fit(SIZED["a loader"](), valid)
+    assert sum("without drop_last" in text for text in warnings_of(tmp_path / "run")) == count
+
+
+@pytest.mark.full
 def test_a_batch_size_may_apply_to_validation_only(tmp_path):
     build_line(quiet(tmp_path / "run").with_batch_size(BATCH)).fit(SIZED["a loader"](), arrays())
     assert warnings_of(tmp_path / "run") == []

@@ -106,11 +106,25 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
         if options.valid_batches is not None:
             for split in inputs.valid:
                 inputs.source(split).limit(options.valid_batches)
+        else:
+            inputs.warnings.extend(
+                f"each validation leaves out the rows of {split} behind the last full batch: build its loader without "
+                "drop_last"
+                for split, source in inputs.valid.items()
+                if drops_rows(source)
+            )
         refuse_endless(inputs)
         inputs.warnings.extend(rounding_warnings(first, "train"))
         if valid is not None:
             inputs.warnings.extend([*label_warnings(labels, valid), *_window_warnings(train, valid)])
     return inputs
+
+
+def drops_rows(source: Source) -> bool:
+    """Return True if a loader leaves out the rows behind its last full batch. Without a known length it may."""
+    facts = source.fingerprint()
+    rows, size = facts.get("rows"), facts.get("batch_size")
+    return bool(facts.get("drop_last")) and not (rows and size and rows % size == 0)
 
 
 def _window_warnings(train: Any, valid: Any) -> list[str]:
