@@ -97,7 +97,7 @@ class OutOfMemoryError(LearnerError):
 
 
 def one_error(
-    problems: Sequence[str], title: str = "this cannot be trained", *, code: str, **fields: Any
+    problems: Sequence[str], title: str = "this cannot be trained", *, code: str, more: int = 0, **fields: Any
 ) -> LearnerError:
     """Return one error for several problems.
 
@@ -105,6 +105,7 @@ def one_error(
       problems: texts. In `error.codes`, a `Problem` keeps its own code, and the others have `code`.
       title: the heading of a list of several problems.
       code: the code of the error.
+      more: the number of further problems, which are not listed.
       fields: the fields of the error; a single `Problem` has its own.
 
     The cause of the error is the first one of its problems, so that tracebacks and debuggers reach the user's code.
@@ -118,12 +119,13 @@ def one_error(
     num_epochs is 0: give 1 or more
     """
     texts = tuple(map(str, problems))  # a `Problem` becomes a plain text
-    if len(problems) == 1:
+    if len(problems) + more == 1:
         (only,) = problems
         own = (only.code, only.fields) if isinstance(only, Problem) else (code, fields)
         error = LearnerError(texts[0], code=own[0], **own[1])
     else:
-        lines = [f"{title}, {len(texts)} problems:", *(f"{i}. {text}" for i, text in enumerate(texts, 1))]
+        lines = [f"{title}, {len(texts) + more} problems:", *(f"{i}. {text}" for i, text in enumerate(texts, 1))]
+        lines += [f"... and {more} more"] if more else []
         error = LearnerError("\n  ".join(lines), code=code, **fields)
         error.problems = texts
         error.codes = tuple(each.code if isinstance(each, Problem) else code for each in problems)

@@ -153,7 +153,7 @@ def _lacking(error: BaseException | None) -> list[str]:
 
 def _without(content: dict[str, Any], lacking: list[str]) -> dict[str, Any]:
     """Return a description of data without some fields."""
-    dataset, options = content["dataset"], ("fields", "labels", "dtypes")
+    dataset, options = content["dataset"], ("fields", "labels", "dtypes", "unknown")
     arguments = {
         option: {name: value for name, value in given.items() if name not in lacking}
         if option in options and isinstance(given, Mapping)

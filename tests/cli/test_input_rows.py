@@ -97,7 +97,12 @@ def test_labels_have_the_numbers_of_training(config, tmp_path):
         assert rows_of(config(labels=labels), text, directory="run")[0]["city"] == [1]
         with raises_code("cli-data-labels", names=["city"]):
             rows_of(config(labels=labels), text)
-    target = config(labels={"city": TEXTS, "price": None})  # labels that the file lacks matter to nobody
+    assert rows_of(config(labels=["city"], unknown={"city": 9}), "area,city\n7.5,Oslo\n", directory="run")[0][
+        "city"
+    ] == [9]
+    target = config(
+        labels={"city": TEXTS, "price": None}, unknown={"price": 0}
+    )  # labels that the file lacks matter to nobody
     assert rows_of(target, text)[0]["city"] == [1]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from learner.errors import near, one_error
+from learner.util.number_checks import is_int
 
 Fields = dict[str, str | list[str]] | list[str]
 Labels = dict[str, list[str] | None] | list[str]
@@ -22,12 +23,14 @@ class ColumnSpec:
       dtypes: the types of fields.
       labels: for text fields, the texts in the order of their numbers; `None`: all texts of the column, sorted.
       missing: the number that replaces missing ones; `None`: a missing number is an error.
+      unknown: for fields with labels, the number of texts that are none of them; without it they are an error.
     """
 
     fields: dict[str, str | list[str]]
     dtypes: dict[str, np.dtype[Any]]
     labels: dict[str, list[str] | None]
     missing: float | None
+    unknown: dict[str, int]
 
     @property
     def columns(self) -> list[str]:
@@ -47,14 +50,15 @@ def parse_columns(
     dtypes: Mapping[str, str] | None,
     labels: Labels | None,
     missing: float | None,
+    unknown: Mapping[str, int] | None = None,
 ) -> ColumnSpec:
     """Return the spec of a table's fields after checking it.
 
     Args:
       what: the table, for messages.
       columns: the columns of the table.
-      fields, dtypes, labels, missing: see `ColumnSpec`. Default: every column is a field. A list of fields uses the
-        columns' names, a list of labels all texts of the columns.
+      fields, dtypes, labels, missing, unknown: see `ColumnSpec`. Default: every column is a field. A list of fields
+        uses the columns' names, a list of labels all texts of the columns.
 
     Raises:
       LearnerError: columns, fields or types do not exist; the message lists all of them. `lacking` has the names of the
@@ -64,15 +68,14 @@ def parse_columns(
     Traceback (most recent call last):
     learner.errors.LearnerError: a.csv has no column 'siez': did you mean 'size'?
     """
-    malformed = _malformed_options(fields, labels, missing)
+    malformed = _malformed_options(fields, labels, missing, unknown)
     if malformed:
         raise one_error(malformed, f"{what} cannot be read", code="data-columns-unreadable")
     named = columns if fields is None else fields
     columns_of: dict[str, str | list[str]] = {}
     columns_of.update(named if isinstance(named, Mapping) else {name: name for name in named})
-    spec = ColumnSpec(
-        columns_of, {}, dict(labels) if isinstance(labels, Mapping) else dict.fromkeys(labels or ()), missing
-    )
+    texts_of = dict(labels) if isinstance(labels, Mapping) else dict.fromkeys(labels or ())
+    spec = ColumnSpec(columns_of, {}, texts_of, missing, dict(unknown or {}))
     known = set(columns)
     unused = [name for name in columns if name not in spec.columns]
     # One that has some of its columns, or nearly their names, is misspelled rather than left out.
@@ -86,12 +89,12 @@ def parse_columns(
     problems = [f"{what}: the field {field!r} has no columns" for field in columns_of if not spec.of(field)]
     problems += [] if columns_of else [f"{what}: there are no fields"]
     for option, given in (("dtypes", dtypes or {}), ("labels", spec.labels)):
-        unknown = [field for field in given if field not in columns_of]
+        undefined = [field for field in given if field not in columns_of]
         texts = [
-            f"{option} has {x!r}, which is not a field of {what}: {near(str(x), list(columns_of))}" for x in unknown
+            f"{option} has {x!r}, which is not a field of {what}: {near(str(x), list(columns_of))}" for x in undefined
         ]
         if fields is None:
-            lacking, absent = [*lacking, *unknown], [*absent, *texts]
+            lacking, absent = [*lacking, *undefined], [*absent, *texts]
         else:
             problems += texts
     for field, name in (dtypes or {}).items():
@@ -112,7 +115,7 @@ def parse_columns(
     return spec
 
 
-def _malformed_options(fields: Any, labels: Any, missing: Any) -> list[str]:
+def _malformed_options(fields: Any, labels: Any, missing: Any, unknown: Any) -> list[str]:
     """Return the problems of options that are invalid for any table."""
     problems = []
     for option, given in (("fields", fields), ("labels", labels)):
@@ -126,6 +129,13 @@ def _malformed_options(fields: Any, labels: Any, missing: Any) -> list[str]:
             problems.append(f"labels.{field} is {names!r}: it needs a list of texts, each once, or null for all")
     if missing is not None and (isinstance(missing, bool) or not isinstance(missing, int | float)):
         problems.append(f"missing is {missing!r}: it needs a number (NaN is .nan in YAML)")
+    if unknown is not None and not isinstance(unknown, Mapping):
+        problems.append(f"unknown is {unknown!r}: it needs a mapping of fields with labels, such as {{'item': 0}}")
+    for field, number in unknown.items() if isinstance(unknown, Mapping) else ():
+        if field not in (labels or ()):
+            problems.append(f"unknown has {field!r}, which has no labels: {near(str(field), list(labels or ()))}")
+        elif not is_int(number) or not -(2**31) <= number < 2**31:
+            problems.append(f"unknown.{field} is {number!r}: it needs a whole number of 32 bits")
     return problems
 
 

@@ -23,6 +23,7 @@ def parquet(
     dtypes: dict[str, str] | None = None,
     labels: Labels | None = None,
     missing: float | None = None,
+    unknown: dict[str, int] | None = None,
     max_memory: int | None = None,
 ) -> Table:
     """Return the columns of Parquet files, in memory. Only the columns that fields need are read.
@@ -33,6 +34,7 @@ def parquet(
       dtypes: types of fields by NumPy's names. Default: the columns' types; for lists, int32 and float32 if the numbers
         fit.
       missing: the number that replaces a null. Default: a null is an error.
+      unknown: as for `csv`.
       max_memory: the most that the columns of a file may take, in bytes. Default: 1000 times the file's size, at least
         512 MiB.
 
@@ -69,7 +71,7 @@ def parquet(
             budget.reserve(content.nbytes)
             return content
 
-        return _table(file, names, read_columns, budget, fields, dtypes, labels, missing)
+        return _table(file, names, read_columns, budget, fields, dtypes, labels, missing, unknown)
 
     return read_files(path, "parquet", read)
 
@@ -81,6 +83,7 @@ def arrow(
     dtypes: dict[str, str] | None = None,
     labels: Labels | None = None,
     missing: float | None = None,
+    unknown: dict[str, int] | None = None,
     max_memory: int | None = None,
 ) -> Table:
     """Return the columns of Arrow files (IPC, Feather 2) or streams. Plain numbers in one chunk of one file stay on the
@@ -125,7 +128,15 @@ def arrow(
             return ipc.open_stream(stream()).read_all().select(list(columns))
 
         return _table(
-            file, lambda: ipc.open_stream(stream()).schema.names, read_columns, budget, fields, dtypes, labels, missing
+            file,
+            lambda: ipc.open_stream(stream()).schema.names,
+            read_columns,
+            budget,
+            fields,
+            dtypes,
+            labels,
+            missing,
+            unknown,
         )
 
     return read_files(path, "arrow", read)
@@ -198,11 +209,12 @@ def _table(
     dtypes: dict[str, str] | None,
     labels: Labels | None,
     missing: float | None,
+    unknown: dict[str, int] | None,
 ) -> Table:
     pyarrow = import_optional("pyarrow", "parquet", "this file")
     with _readable(path):
         columns = names()
-    spec = parse_columns(str(path), columns, fields, dtypes, labels, missing)
+    spec = parse_columns(str(path), columns, fields, dtypes, labels, missing, unknown)
     with _readable(path):
         content = read(spec.columns)
         # This validates that offsets, indices and texts lie within their buffers: pyarrow trusts them.

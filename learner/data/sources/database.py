@@ -15,7 +15,7 @@ from learner.data.dataset import Dataset
 from learner.data.indices import item_number
 from learner.data.input_files import MemoryBudget, PathLike, present
 from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_columns
-from learner.data.sources.table_arrays import names_in
+from learner.data.sources.table_arrays import names_in, unknown_hint
 from learner.errors import LearnerError, near
 
 ROWID = ("rowid", "_rowid_", "oid")
@@ -40,6 +40,7 @@ class SQLiteTable(Dataset):
       labels: text fields to be numbered: the texts in the order of their numbers, or `None` for all texts, sorted; an
         empty text among them stands for NULL.
       missing: the number that replaces NULL; in labels, NULL becomes an empty text. Default: NULL is an error.
+      unknown: for fields with labels, the number of texts that are none of them. Default: such a text is an error.
       where: selects rows: an SQL expression, such as `split = 'train'`.
       key: the column, or columns, whose values identify a row, and define the order of the rows. The values must be
         unique, and not NULL. Default: the rowid, or the primary key if there is no rowid.
@@ -72,6 +73,7 @@ class SQLiteTable(Dataset):
         dtypes: dict[str, str] | None = None,
         labels: Labels | None = None,
         missing: float | None = None,
+        unknown: dict[str, int] | None = None,
         where: str | None = None,
         key: str | list[str] | None = None,
         max_memory: int | None = None,
@@ -82,7 +84,7 @@ class SQLiteTable(Dataset):
         self._opened = _Connections(self._path, budget.limit)
         with self._readable():
             types = self._columns(table)
-            self._spec = parse_columns(self._name, list(types), fields, dtypes, labels, missing)
+            self._spec = parse_columns(self._name, list(types), fields, dtypes, labels, missing, unknown)
             self._dtypes = {field: _dtype(self._spec, field, types) for field in self._spec.fields}
             self._key = self._default_key(table) if key is None else self._given_key(table, key, list(types), budget)
             self._keys = self._read_keys(table, where, budget)
@@ -147,8 +149,11 @@ class SQLiteTable(Dataset):
             listed = self._spec.labels[field] is not None
             remedy = f"labels={{{field!r}: ['', ...]}}" if listed else "missing=-1, or a list with '',"
             raise LearnerError(f"{place} is NULL; {remedy} gives NULL a number", code="data-cell-null", place=place)
+        if field in self._spec.unknown:
+            return self._spec.unknown[field]
+        hint = near(text[:40], self.labels[field][:20]).removesuffix("?")
         raise LearnerError(
-            f"{place}: {text[:40]!r} is none of its labels: {near(text[:40], self.labels[field][:20])}",
+            f"{place}: {text[:40]!r} is none of its labels: {hint}, or {unknown_hint(field)}",
             code="data-label-unknown",
             place=place,
         )

@@ -24,6 +24,7 @@ def csv(
     dtypes: dict[str, str] | None = None,
     labels: Labels | None = None,
     missing: float | None = None,
+    unknown: dict[str, int] | None = None,
     null_values: list[str] | None = None,
     delimiter: str = ",",
     names: list[str] | None = None,
@@ -44,6 +45,8 @@ def csv(
         cells.
       missing: the number that replaces an empty cell, such as `nan` (in YAML `.nan`); for labels, use an empty text.
         Default: an empty cell is an error.
+      unknown: for fields with labels, the number of texts that are none of them, such as `{"item": 0}`. Default: such a
+        text is an error.
       null_values: texts that stand for an empty cell, such as `["NA", "?"]`.
       delimiter: the character between cells.
       names: the names of the columns, if the file has no row of names.
@@ -74,7 +77,7 @@ def csv(
 
     def read(file: Path) -> Table:
         columns, rows, lines = _rows(file, delimiter, names, encoding, MemoryBudget(file, max_memory))
-        spec = parse_columns(str(file), columns, fields, dtypes, labels, missing)
+        spec = parse_columns(str(file), columns, fields, dtypes, labels, missing, unknown)
         texts = {name for field in spec.labels for name in spec.of(field)}
         numbers = {name for field in spec.fields if field not in spec.labels for name in spec.of(field)}
         if both := sorted(texts & numbers):

@@ -22,6 +22,7 @@ def json_lines(
     dtypes: dict[str, str] | None = None,
     labels: Labels | None = None,
     missing: float | None = None,
+    unknown: dict[str, int] | None = None,
     max_memory: int | None = None,
 ) -> Table:
     """Return the objects of files of JSON lines, in memory, each key as a column.
@@ -32,6 +33,7 @@ def json_lines(
       path: the path of the file, plain or gzip, a pattern or a list of files, as for `csv`. Blank lines are skipped.
       fields, dtypes, labels: as for `csv`; lists of numbers, all of one shape, become arrays `[rows, ...]`.
       missing: the number that replaces a missing key, or a null. Default: both are errors.
+      unknown: as for `csv`.
       max_memory: the most that the objects of a file may take, in bytes. Default: 1000 times the file's size, at least
         512 MiB.
 
@@ -76,7 +78,7 @@ def json_lines(
         if not objects:
             raise LearnerError(f"{file} has no lines", code="data-without-rows")
         keys = list(dict.fromkeys(key for item in objects for key in item))
-        spec = parse_columns(str(file), keys, fields, dtypes, labels, missing)
+        spec = parse_columns(str(file), keys, fields, dtypes, labels, missing, unknown)
         budget.reserve(2 * POINTER * len(spec.columns) * len(objects))  # different keys on each line make a large table
         cells = {key: [item.get(key) for item in objects] for key in spec.columns}
         return table(str(file), spec, cells, lambda row: f"line {lines[row]}")

@@ -80,18 +80,19 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
         parts = []
         for name in columns:
             column = Column(name, field, cells[name], place, problems)
-            listed = spec.labels.get(field) is not None
-            part = column.codes(labels[field], listed) if field in labels else column.numbers(spec.missing)
+            if field in labels:
+                part = column.codes(labels[field], spec.labels[field] is not None, spec.unknown.get(field))
+            else:
+                part = column.numbers(spec.missing)
             parts.append(column.converted(part, spec.dtypes.get(field)))
         if not problems:
             arrays[field] = parts[0] if isinstance(spec.fields[field], str) else _side_by_side(what, field, parts)
     if problems:
-        more = len(problems) - MOST_PROBLEMS
-        left_out = [f"... and {more} more"] if more > 0 else []
         raise one_error(
-            [f"{what}, {problem}" for problem in problems[:MOST_PROBLEMS]] + left_out,
+            [f"{what}, {problem}" for problem in problems[:MOST_PROBLEMS]],
             f"{what} cannot be read",
             code="data-columns-unreadable",
+            more=max(0, len(problems) - MOST_PROBLEMS),
         )
     return Table(arrays, labels)
 
@@ -163,6 +164,11 @@ def _renumbered(field: str, codes: np.ndarray, texts: Sequence[str], names: Sequ
     return result
 
 
+def unknown_hint(field: str) -> str:
+    """Return the remedy for texts that are none of a field's labels."""
+    return f"give such texts a number, unknown={{{field!r}: ...}}"
+
+
 def _concatenated(field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the rows of all parts. A column may have integers in one file and floats in another."""
     joined = np.concatenate(parts)
@@ -212,22 +218,26 @@ class Column:
     place: Place
     problems: list[str]
 
-    def codes(self, names: Sequence[str], listed: bool) -> np.ndarray:
-        """Return the number of each text in `names`, int32. `listed`: the user has listed them."""
-        numbers = {name: number for number, name in enumerate(names)}
-        codes = [numbers.get("" if value is None else str(value), -1) for value in self.values]
-        if -1 in codes:
+    def codes(self, names: Sequence[str], listed: bool, unknown: int | None) -> np.ndarray:
+        """Return the number of each text in `names`, int32, and `unknown` for others, if given. `listed`: the user has
+        listed them.
+        """
+        numbers: dict[str, int] = {name: number for number, name in enumerate(names)}
+        codes = [numbers.get("" if value is None else str(value)) for value in self.values]
+        if None in codes:
             known = list(numbers)[:20]
-            for row in [row for row, code in enumerate(codes) if code < 0]:
+            for row in [row for row, code in enumerate(codes) if code is None]:
                 value = self.values[row]
-                if value is None or len(self.problems) >= MOST_PROBLEMS:
+                if value is not None and unknown is not None:
+                    codes[row] = unknown
+                elif value is None or len(self.problems) >= MOST_PROBLEMS:
                     remedy = f"labels={{{self.field!r}: ['', ...]}}" if listed else "missing=-1, or a list with '',"
                     self._add_problem(row, f"it is missing; {remedy} gives empty cells a number")
                 else:
-                    self._add_problem(
-                        row, f"{str(value)[:SHOWN]!r} is none of its labels: {near(str(value)[:SHOWN], known)}"
-                    )
-        return np.array(codes, np.int32)
+                    text = str(value)[:SHOWN]
+                    hint = near(text, known).removesuffix("?")
+                    self._add_problem(row, f"{text!r} is none of its labels: {hint}, or {unknown_hint(self.field)}")
+        return np.array([-1 if code is None else code for code in codes], np.int32)
 
     def numbers(self, missing: float | None) -> np.ndarray:
         """Return the values as an array, bool, int64 or float64; arrays are returned unchanged."""

@@ -253,6 +253,15 @@ def test_null_among_labels_is_the_empty_text(path, options, labels, codes):
             SQLiteTable(path, "houses", {"kind": "kind"}, **without)[1]
 
 
+def test_unknown_texts_have_their_number(path):
+    fields, labels = {"kind": "kind"}, {"kind": ["flat"]}
+    assert {
+        item["kind"].item() for item in SQLiteTable(path, "houses", fields, labels=labels, unknown={"kind": 5})
+    } == {0, 5}
+    with raises_code("data-label-unknown", "'house'", "unknown={'kind': ...}"):
+        list(SQLiteTable(path, "houses", fields, labels=labels))
+
+
 def test_numbers_beyond_float32_are_refused(path):
     change(path, "UPDATE houses SET area = 1e300 WHERE rowid = 1", "UPDATE houses SET area = 9e999 WHERE rowid = 2")
     houses = SQLiteTable(path, "houses", {"area": "area"})

@@ -52,6 +52,25 @@ def test_labels_of_several_columns_are_one_list():
     assert isinstance(labeled, Table)
 
 
+def test_unknown_texts_have_their_number():
+    """Missing cells are not among them."""
+    cells = {"a": ["x", "new", 7, "z"], "b": ["new", "x", "y", "x"]}
+    fields, labels = {"l": ["a", "b"]}, {"l": ["x", "y", "z"]}
+    known = make_table(cells, fields=fields, labels=labels, unknown={"l": 3})
+    assert known.arrays["l"].tolist() == [[0, 3], [3, 0], [3, 1], [2, 0]]
+    ignored = make_table({"a": ["x", "new"]}, labels={"a": ["x"]}, unknown={"a": -100})
+    assert ignored.arrays["a"].tolist() == [0, -100]
+    with raises_code("data-columns-unreadable", "'new'", "unknown={'l': ...}"):
+        make_table(cells, fields=fields, labels=labels)
+    with raises_code("data-columns-unreadable", "it is missing"):
+        make_table({"a": ["x", None]}, labels={"a": ["x"]}, unknown={"a": 1})
+
+
+def test_all_problems_are_counted():
+    with raises_code("data-columns-unreadable", "23 problems", "and 18 more"):
+        make_table({"a": [str(number) for number in range(23)]}, labels={"a": ["x"]})
+
+
 @pytest.mark.parametrize(
     ("cells", "options", "code", "values"),
     [
@@ -99,6 +118,10 @@ def test_wrong_cells(cells, options, code, values):
         ({"labels": {"a": ["x", "y", "x"]}}, "data-columns-unreadable", ("labels.a", "['x', 'y', 'x']")),
         ({"missing": "0"}, "data-columns-unreadable", ("'0'",)),
         ({"missing": True, "fields": 1}, "data-columns-unreadable", ("2",)),
+        ({"unknown": 3}, "data-columns-unreadable", ("unknown is 3",)),
+        ({"unknown": {"a": 3}}, "data-columns-unreadable", ("'a'", "no labels")),
+        ({"unknown": {"a": 0.5}, "labels": ["a"]}, "data-columns-unreadable", ("unknown.a", "0.5")),
+        ({"unknown": {"a": 2**31}, "labels": ["a"]}, "data-columns-unreadable", ("unknown.a", "2147483648")),
     ],
 )
 def test_wrong_options(options, code, values):
