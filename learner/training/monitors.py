@@ -7,6 +7,7 @@ from learner.errors import Problem, near
 from learner.metrics.monitor import Monitor
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.training.options import Options
+from learner.util.text import join_names
 
 
 def default_monitor(valid_splits: Sequence[str]) -> str:
@@ -51,6 +52,22 @@ def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnP
         _, problem = direction_of(options, valid_splits, key, options.checkpoints.mode)
         problems += _wrong("the checkpointer", problem)
     return problems
+
+
+def differing_monitors(options: Options, valid_splits: list[str]) -> list[str]:
+    """Return a warning if early stopping follows other metrics than the choice of the best checkpoint, which nobody has
+    named.
+    """
+    checkpoints = options.checkpoints
+    if checkpoints is None or checkpoints.monitor is not None or not checkpoints.keep_best:
+        return []
+    best, stopping = default_monitor(valid_splits), [each.monitor.monitor for each in options.early_stopping]
+    if not stopping or best in stopping:
+        return []
+    return [
+        f"early stopping follows {join_names(stopping, 8)}, and the best checkpoint is that of {best}: name a metric, "
+        f"with_file_checkpointer(monitor={stopping[0]!r})"
+    ]
 
 
 def _wrong(what: str, problem: str | None) -> list[Problem]:

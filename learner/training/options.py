@@ -165,7 +165,7 @@ class Options:
             train_metrics=(Loss(),),
             valid_metrics=(Loss(),),
             loggers=listeners,
-            renderer=None,
+            renderer=Listener(),  # not None, which would make its warnings Python's
             checkpoints=None,
             num_steps=steps,
             interrupter=interrupter,

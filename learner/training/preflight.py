@@ -35,7 +35,7 @@ from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, closed_on_error, read_inputs
 from learner.training.files.directory import problem_with
 from learner.training.files.run_directory import may_resume, refuse_links
-from learner.training.monitors import monitored_keys, set_directions
+from learner.training.monitors import differing_monitors, monitored_keys, set_directions
 from learner.training.options import Options
 from learner.util.text import join_names, name_of
 from learner.util.trees import named_leaves
@@ -318,6 +318,7 @@ def checked_step(
             problems += data_order_problems(inputs.source("train"))
         problems += memory_problems(state, len(options.population), strategy)
     problems += set_directions(options, list(inputs.valid), plateau)
+    inputs.warnings.extend(differing_monitors(options, list(inputs.valid)))
     problems += read_too_often(options, inputs)
     for path in dict.fromkeys((options.directory, options.checkpoint_place)):
         if isinstance(path, Path) and (problem := problem_with(path)):

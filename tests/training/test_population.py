@@ -48,6 +48,7 @@ from learner.util.jax_internals import distributed_state
 from tests.support.codes import raises_code
 from tests.support.runs import (
     LastRow,
+    Silent,
     arrays,
     checkpoint_bits,
     class_step,
@@ -581,7 +582,7 @@ def test_overwriting_removes_the_previous_members(tmp_path):
         if len(lr) == 2:
             (tmp_path / "run" / "000-lr=0.1" / "mine.txt").write_text("kept")
         assert (tmp_path / "run" / f"000-lr={lr[0]}" / "journal.jsonl").exists()
-        quiet_overwriting = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(None)
+        quiet_overwriting = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(Silent())
         build(quiet_overwriting.population(lr=0.7).num_steps(1)).fit(shuffled())
         left = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir() and "lr" in path.name)
         assert left == ["000-lr=0.1", "000-lr=0.7"]

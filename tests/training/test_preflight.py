@@ -613,6 +613,27 @@ def test_validation_rows_that_are_left_out_are_warned_about(tmp_path, size, batc
     assert sum("without drop_last" in text for text in warnings_of(tmp_path / "run")) == count
 
 
+@pytest.mark.parametrize(
+    ("stops_by", "checkpoints", "count"),
+    [
+        ("valid/Accuracy", {}, 1),
+        ("valid/Accuracy", {"monitor": "valid/Loss"}, 0),
+        ("valid/Accuracy", {"keep_best": 0}, 0),
+        ("valid/Loss", {}, 0),
+    ],
+)
+def test_early_stopping_by_another_metric_than_the_best_is_warned_about(tmp_path, stops_by, checkpoints, count):
+    builder = quiet(tmp_path / "run").num_epochs(1).metrics(Accuracy()).with_file_checkpointer(**checkpoints)
+    builder.early_stopping(MetricEarlyStopping(stops_by))
+    data = [{"x": np.ones((4, 3), np.float32), "label": np.zeros(4, np.int32)}]
+
+    def step(model, batch):
+        return ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["label"])
+
+    builder.build({"w": jnp.ones((3, 2))}, optax.sgd, 0.1, train_step=step, valid_step=step).fit(data, data)
+    assert sum("early stopping follows" in text for text in warnings_of(tmp_path / "run")) == count
+
+
 @pytest.mark.full
 def test_a_batch_size_may_apply_to_validation_only(tmp_path):
     build_line(quiet(tmp_path / "run").with_batch_size(BATCH)).fit(SIZED["a loader"](), arrays())

@@ -89,20 +89,23 @@ def test_a_line_warns_once_by_default():
 IGNORED = "ignores the learning rate"
 
 
-def warn_in_a_run(directory, messages):
+def warn_in_a_run(directory, renderer):
     """Train with an `update=` that ignores its rate, of which the run warns."""
 
     def update(state, batch, lr, rng):
         return {"w": state["w"] * 0.5}, Output(state["w"].sum())
 
-    listened = Listened(lambda event: messages.append(event.text) if isinstance(event, Message) else None)
-    builder = LearnerBuilder(directory).num_epochs(1).renderer(listened)
+    builder = LearnerBuilder(directory).num_epochs(1).renderer(renderer)
     builder.build({"w": jnp.ones(2)}, None, 0.1, update=update).fit([{"x": jnp.ones(2)}])
 
 
 class Listened(Listener):
-    def __init__(self, fn):
-        self.on_event = fn
+    def __init__(self, messages):
+        self.messages = messages
+
+    def on_event(self, event):
+        if isinstance(event, Message):
+            self.messages.append(event.text)
 
 
 @pytest.mark.parametrize("action", ["default", "error", "ignore"])
@@ -110,7 +113,7 @@ def test_a_filter_is_also_for_the_warnings_of_a_run(tmp_path, action):
     messages, expected = [], pytest.raises(LearnerWarning) if action == "error" else contextlib.nullcontext()
     with warnings.catch_warnings(), expected:
         warnings.filterwarnings(action, message=f".*{IGNORED}", category=LearnerWarning)
-        warn_in_a_run(tmp_path / "run", messages)
+        warn_in_a_run(tmp_path / "run", Listened(messages))
     assert sum(IGNORED in text for text in messages) == (1 if action == "default" else 0)
     assert IGNORED in (tmp_path / "run" / "experiment.log").read_text()
 
@@ -119,5 +122,16 @@ def test_a_filter_for_every_category_is_not_for_the_warnings_of_a_run(tmp_path):
     messages = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warn_in_a_run(tmp_path / "run", messages)
+        warn_in_a_run(tmp_path / "run", Listened(messages))
     assert any(IGNORED in text for text in messages)
+
+
+@pytest.mark.parametrize("action", ["default", "error", "ignore"])
+def test_without_a_renderer_the_warnings_of_a_run_are_those_of_python(tmp_path, action):
+    expected = pytest.raises(LearnerWarning) if action == "error" else contextlib.nullcontext()
+    with warnings.catch_warnings(record=True) as caught, expected:
+        warnings.simplefilter(action)
+        warn_in_a_run(tmp_path / "run", None)
+    found = [(each.category, each.filename) for each in caught if IGNORED in str(each.message)]
+    assert found == [(LearnerWarning, __file__)] * (action == "default")
+    assert IGNORED in (tmp_path / "run" / "experiment.log").read_text()

@@ -15,7 +15,7 @@ from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.training.options import Options
 from learner.training.progress.position import Position
-from learner.util.user_warnings import is_ignored
+from learner.util.user_warnings import is_ignored, warn
 
 Files = RunFiles | NoFiles
 
@@ -60,14 +60,18 @@ class Outputs:
         self._show(text, logging.INFO)
 
     def warn(self, text: str) -> None:
-        """Write a warning to the log, and send it to the listeners. Any thread may call it.
+        """Write a warning to the log, and send it to the listeners; without a renderer, it is one of Python's. Any
+        thread may call it.
 
         Raises:
           LearnerWarning: a filter of Python makes it an error.
         """
         self.log.warning(text)
-        if not is_ignored(text):
-            self._show(text, logging.WARNING)
+        if is_ignored(text):
+            return
+        self._show(text, logging.WARNING)
+        if self.options.renderer is None and isinstance(self.files, RunFiles):  # only in the first process
+            warn(text)
 
     def report_problem(self, text: str) -> None:
         """Warn of a problem of the outputs or of the machine. Unlike `warn` it never raises: nobody would see the error
