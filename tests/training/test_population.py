@@ -811,6 +811,8 @@ def test_the_best_of_members_that_ended_is_kept(tmp_path):
     assert saved_steps(tmp_path / "run") == sorted(6 * (epoch + 1) for epoch in kept)
     assert len(kept) == 3
     assert [each.score for each in loaded] == [min(values) for values in losses]
+    best = [[entry["epoch"] for entry in m.summary["checkpoints"] if entry["best"]] for m in members]
+    assert best == [[int(np.argmin(values)) + 1] for values in losses]
     with contextlib.closing(CheckpointStore(tmp_path / "run" / "checkpoint")) as store:
         assert store.best().score == pytest.approx(min(means), rel=1e-6)
 

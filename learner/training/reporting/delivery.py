@@ -269,8 +269,7 @@ class Delivery(ThreadOwned):
         """Return the fields of a checkpoint's progress with the value of the monitored metric: None unless it was
         measured at this step and is a finite number.
         """
-        value = finite_value(self.history.last(key), step)
-        return {"score": value}
+        return {"score": finite_value(self.history.last(key), step)}
 
     def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
         """Return the reporter's part of a checkpoint at the current position in the order of items.
@@ -288,12 +287,12 @@ class Delivery(ThreadOwned):
         return ReporterSnapshot(log, values, states, rows, history, self.nonfinite.halted, self.stopped)
 
 
-def finite_value(point: Point | None, step: int) -> float | None:
-    """Return the value of a point, if it is a finite number of this step.
+def finite_value(point: Point | None, step: int | None = None) -> float | None:
+    """Return the value of a point, if it is a finite number; with `step`, only of this step.
 
     >>> finite_value(Point(1, 45, 0.5), 45), finite_value(Point(1, 45, 0.5), 90)
     (0.5, None)
     """
-    if point is None or point.step != step or isinstance(point.value, str) or not np.isfinite(point.value):
+    if point is None or step not in (None, point.step) or isinstance(point.value, str):
         return None
-    return float(point.value)
+    return float(point.value) if np.isfinite(point.value) else None

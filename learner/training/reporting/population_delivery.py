@@ -86,8 +86,8 @@ class PopulationDelivery(Delivery):
         """
         mean, best = super().scores(key, higher_is_better, step)["score"], None
         if mean is not None:
-            points = [member.history.last(key) for member in self.members]
-            values = [value for point in points if point and (value := finite_value(point, point.step)) is not None]
+            last = [finite_value(member.history.last(key)) for member in self.members]
+            values = [value for value in last if value is not None]
             mean, best = float(shortest(np.float32(np.mean(values)))), (max if higher_is_better else min)(values)
         return {"score": mean, MEMBER_SCORE: best}
 

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from learner.training.files.run_outputs import Outputs
 from learner.training.monitors import monitor_of
 from learner.training.options import Options
 from learner.training.population import LR, SEED, Member
+from learner.training.reporting.delivery import finite_value
 from learner.training.reporting.messages import MemberStop
 from learner.training.reporting.timing import format_breakdown
 from learner.training.run import Run
@@ -261,7 +262,7 @@ def _announce_end(
         epochs=epochs,
         steps=step,
         stopped_by=reason,
-        checkpoints=_checkpoints(run, options, ended),
+        checkpoints=_checkpoints(run, spec, options, index, ended),
     )
     summary["metrics"] |= summaries(read_evaluations(options.directory))
     # Before the journal's end line: a reader that finds this line must find the summary, too.
@@ -273,14 +274,15 @@ def _announce_end(
     reporter.emit(RunEnded(time.time(), epoch, step, reason, shown, seconds, options.show_summary), index)
 
 
-def _checkpoints(run: Run, options: Options, ended: MemberStop | None) -> list[dict[str, Any]]:
+def _checkpoints(
+    run: Run, spec: RunSpec, options: Options, member: int | None, ended: MemberStop | None
+) -> list[dict[str, Any]]:
     """Return the checkpoints of the run; in a population, each holds all members. Checkpoints after the end of a member
-    have its last state, so only the first of them is included.
+    have its last state, so only the first of them is included, and the best is the member's own.
     """
     if run.saver is None:
         return []
     store = run.saver.store
-    best = store.best()
 
     def path_of(step: int) -> str:
         path = str(store.path(step))
@@ -291,5 +293,18 @@ def _checkpoints(run: Run, options: Options, ended: MemberStop | None) -> list[d
         step, epoch = e.step, e.epoch
         if ended is not None and step > ended.step:
             step, epoch = ended.step, ended.epoch if ended.ends_epoch else None
-        listed.setdefault(step, {"epoch": epoch, "step": step, "path": path_of(e.step), "best": e == best})
-    return list(listed.values())
+        listed.setdefault(step, {"epoch": epoch, "step": step, "path": path_of(e.step)})
+    if member is None:
+        best = None if (entry := store.best()) is None else entry.step
+    else:
+        best = _best_of_member(run, spec, member, listed)
+    return [{**each, "best": step == best} for step, each in listed.items()]
+
+
+def _best_of_member(run: Run, spec: RunSpec, member: int, steps: Collection[int]) -> int | None:
+    """Return the one of the steps at which a member of a population was best, or None if it has no value there."""
+    monitor, higher = monitor_of(run.options, list(spec.inputs.valid))
+    history = run.reporter.history_of(member)
+    points = history.points(monitor) if monitor in history else ()
+    values = {p.step: value for p in points if p.step in steps and (value := finite_value(p)) is not None}
+    return (max if higher else min)(values, key=values.__getitem__, default=None)
