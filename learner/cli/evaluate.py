@@ -176,7 +176,7 @@ def predict(words: Sequence[str]) -> int:
             print(printable(f"{line.data} has no {join_names(lacking, 8)}"), flush=True)
         arrays, others = joined(evaluator.predictions(data))
         if is_first:  # each process has all rows
-            write_outputs(output, arrays)
+            write_outputs(output, arrays, evaluator.labels)
             table = [[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())]
             left_out = f"left out, as they have no row for each row: {join_names(others, 8)}"
             print("\n".join([*_checkpoint_line(evaluator.entry), *aligned(table), *([left_out] if others else [])]))

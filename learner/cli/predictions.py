@@ -18,9 +18,17 @@ CHUNK = 4096  # rows converted at once
 JSON_LINES = "jsonl"
 
 
-def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_outputs(
+    path: Path, arrays: Mapping[str, np.ndarray], labels: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """Write arrays of one number of rows to a file, atomically: `.npz`, or a table with a column for each number of a
-    row. JSON lines have a list for each array with more axes than rows.
+    row. JSON lines have a list for each array with more axes than rows. In tables, integers with the name of a field of
+    labels become their texts.
+
+    Args:
+      path: the path of the file; its suffix selects the format.
+      arrays: the arrays by name.
+      labels: for each field, the texts in the order of their numbers.
 
     Raises:
       LearnerError: a table cannot hold the arrays.
@@ -32,9 +40,16 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             np.savez(file, allow_pickle=False, **arrays)
         return
     kind = suffix.removeprefix(".")
-    arrays = {name: _storable(name, array) for name, array in arrays.items()}
+    arrays = {name: _storable(name, _as_texts(array, (labels or {}).get(name, ()))) for name, array in arrays.items()}
     columns = arrays if kind == JSON_LINES else _columns(arrays)
-    write_rows(path, kind, {name: column.dtype for name, column in columns.items()}, _rows(list(columns.values())))
+    types = {name: str if column.dtype.kind == "U" else column.dtype for name, column in columns.items()}
+    write_rows(path, kind, types, _rows(list(columns.values())))
+
+
+def _as_texts(array: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+    """Return the texts of an array of numbers of labels, or the array unchanged if it is none."""
+    are_labels = len(texts) and array.dtype.kind in "iu" and ((array >= 0) & (array < len(texts))).all()
+    return np.array(texts, str)[array] if are_labels else array
 
 
 def _storable(name: str, array: np.ndarray) -> np.ndarray:

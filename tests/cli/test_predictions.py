@@ -72,6 +72,64 @@ def test_npz_has_the_arrays_as_they_are(tmp_path):
         np.testing.assert_array_equal(arrays["box"], ARRAYS["box"])
 
 
+KINDS = ["flat", "house", "hut"]
+
+
+def test_numbers_of_labels_are_their_texts_in_tables(tmp_path):
+    arrays = {"kind": np.array([2, 0]), "top": np.uint8([[0, 1], [2, 1]]), "part": np.int32([3, 0]), "x": np.ones(2)}
+    labels = {**dict.fromkeys(("kind", "top", "part", "x"), KINDS), "other": KINDS}
+    write_outputs(tmp_path / "a.csv", arrays, labels)
+    assert (tmp_path / "a.csv").read_text().splitlines()[1:] == ["hut,flat,house,3,1.0", "flat,hut,house,0,1.0"]
+    write_outputs(tmp_path / "a.jsonl", arrays, labels)
+    assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])["top"] == ["flat", "house"]
+    write_outputs(tmp_path / "a.parquet", arrays, labels)
+    assert pyarrow.parquet.read_table(tmp_path / "a.parquet")["kind"].to_pylist() == ["hut", "flat"]
+    write_outputs(tmp_path / "a.npz", arrays, labels)
+    with np.load(tmp_path / "a.npz") as written:
+        assert written["kind"].tolist() == [2, 0]
+
+
+def test_a_run_predicts_the_texts_of_its_labels(learner, workplace):
+    """The texts are those of the training data, in a file that lacks them."""
+    (workplace / "houses.csv").write_text("area,kind\n1,hut\n9,house\n1,hut\n9,house\n")
+    (workplace / "new.csv").write_text("area\n9\n1\n")
+    (workplace / "houses.py").write_text(HOUSES)
+    (workplace / "houses.yaml").write_text(HOUSES_CONFIG)
+    assert learner("fit", "houses.yaml")[0] == 0
+    assert learner("predict", "runs/houses", "new.csv", "-o", "new-kinds.csv")[0] == 0
+    assert (workplace / "new-kinds.csv").read_text().split() == ["kind", "house", "hut"]
+
+
+HOUSES = """
+import jax.numpy as jnp
+from learner import ClassificationOutput
+
+def model():
+    return {"w": jnp.array([[0.0, -1.0]]), "b": jnp.array([[0.0, 5.0]])}
+
+def logits(model, batch):
+    return batch["area"][:, None] @ model["w"] + model["b"]
+
+def step(model, batch):
+    return ClassificationOutput.from_logits(logits(model, batch), batch["kind"])
+
+def predict(model, batch):
+    return {"kind": logits(model, batch).argmax(-1)}
+"""
+HOUSES_CONFIG = """
+directory: runs/houses
+model: houses.model
+optimizer: {class_path: SGD}
+lr: 0.0001
+train_step: houses.step
+predict_step: houses.predict
+num_epochs: 1
+train:
+  dataset: {class_path: csv, init_args: {path: houses.csv, labels: {kind: null}, dtypes: {area: float32}}}
+  batch_size: 2
+"""
+
+
 @pytest.mark.parametrize("array", [np.complex64([1, 2]), np.zeros((2, MOST_COLUMNS + 1), np.float32)])
 def test_arrays_that_make_no_table_are_refused(tmp_path, array):
     with raises_code("cli-output-table", name="large"):
