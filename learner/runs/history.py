@@ -30,7 +30,7 @@ ARTIFACTS = (
 
 
 class Point(NamedTuple):
-    """A value with the epoch and the optimizer step after which it was measured."""
+    """A value with the epoch (0 before the first one) and the optimizer step after which it was measured."""
 
     epoch: int
     step: int

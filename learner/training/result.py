@@ -105,7 +105,7 @@ class LearningResult(Generic[ModelT]):
 
     @property
     def best_epoch(self) -> int:
-        """The epoch of `best_model`. Reads its checkpoint, and raises like `best_model`."""
+        """The epoch of `best_model`, 0 before the first one. Reads its checkpoint, and raises like `best_model`."""
         return self._best.epoch
 
     @property

@@ -73,7 +73,7 @@ NAN = float("nan")
 
 def test_the_position_counts_batches_and_steps():
     position = Position()
-    assert (position.epoch, position.step, position.shown_epoch) == (1, 0, 1)
+    assert (position.epoch, position.step, position.shown_epoch) == (1, 0, 0)
     position.advance(Dispatch("loop", 1, None, 0, 8, 2, 8, False))
     position.advance(Dispatch("tail", 1, None, 0, 1, 1, 2, True))
     assert position == Position(epoch=1, batch=10, step=3, in_epoch=3)

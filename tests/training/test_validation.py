@@ -82,7 +82,7 @@ def test_validation_before_the_first_step(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(1).valid_first()
     builder.every(3, lambda info, model: called.append(info.step))
     result = build_line(builder).fit(shuffled(), batches(8))
-    assert points(result) == [(1, 0), (1, STEPS)]
+    assert points(result) == [(0, 0), (1, STEPS)]
     assert result.history["valid/Loss"][0] == pytest.approx(np.mean(T**2), rel=1e-6)  # the initial line is zero
     assert called == [3, 6]
 
@@ -92,7 +92,8 @@ def test_the_model_before_the_first_step_may_be_the_best(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2).valid_first().restore_best()
     learner = builder.build(line(value=0.5), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
     result = learner.fit(shuffled(), scripted(1.0, 2.0, 3.0))
-    assert (result.best_step, model_bits(result.model)) == (0, model_bits(line(value=0.5)))
+    assert (result.best_epoch, result.best_step) == (0, 0)
+    assert model_bits(result.model) == model_bits(line(value=0.5))
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
@@ -194,5 +195,5 @@ def test_a_stop_in_the_initial_validation_resumes(tmp_path, whole):
     fit_scheduled(scheduled(tmp_path / "run").interrupter(interrupter), Stopping(interrupter))
     assert checkpoint_bits(tmp_path / "run", 0)
     result = fit_scheduled(scheduled(tmp_path / "run"))
-    assert points(result, "valid-a/Loss") == [(1, 0), (3, 18), (4, 24)]
+    assert points(result, "valid-a/Loss") == [(0, 0), (3, 18), (4, 24)]
     same(all_of(tmp_path / "run", result), whole)

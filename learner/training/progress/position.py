@@ -57,8 +57,8 @@ class Position:
 
     @property
     def shown_epoch(self) -> int:
-        """The current epoch, or the last one if the next has not begun."""
-        return self.epoch if self.batch or self.epoch == 1 else self.epoch - 1
+        """The current epoch, or the last one if the next has not begun; 0 before the first one."""
+        return self.epoch if self.batch else self.epoch - 1
 
     def advance(self, dispatch: Dispatch) -> None:
         """Count a dispatch."""

@@ -219,6 +219,8 @@ class Delivery(ThreadOwned):
         now = self._now()
         seconds = now - self._split_began.pop(split, now)
         self._files.close_split(split, epoch, values, at_step)
+        if step == 0:
+            epoch = 0  # before the first epoch, of which only the files are
         if at_step is not None:
             self._files.journal("validation", epoch=epoch, step=step, values=by_key)
         self.history.record(split, epoch, step, values)
