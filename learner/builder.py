@@ -198,8 +198,8 @@ class LearnerBuilder:
         return self
 
     def renderer(self, renderer: Listener | None) -> Self:
-        """Set how to display progress; `None` displays nothing, and warnings are Python's. The default depends on the
-        output: a notebook, a terminal, or a file.
+        """Set how to display progress; with `None` there is no display, and warnings are issued by Python's `warnings`.
+        The default depends on the output: a notebook, a terminal, or a file.
         """
         if renderer is not None and not isinstance(renderer, Listener):
             raise LearnerError(

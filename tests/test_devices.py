@@ -14,7 +14,6 @@ from flax import nnx
 
 from learner import ClassificationOutput, LearnerBuilder
 from learner.strategies import Replicated, Sharded, fsdp
-from tests.support.runs import Silent
 from tests.support.spread import KINDS, Cnn, labelled, leaves_of, same_numbers, train
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -88,7 +87,7 @@ def test_masks_of_replicas_differ_and_are_reproducible(tmp_path):
 
     left = []
     for name in ("one", "two"):
-        builder = LearnerBuilder(tmp_path / name).devices(8).renderer(Silent()).application_logger(None)
+        builder = LearnerBuilder(tmp_path / name).devices(8).renderer(None).application_logger(None)
         learner = builder.build({"w": np.zeros((6, 4), np.float32)}, optax.sgd, 1.0, train_step=step)
         result = learner.fit([{"x": np.ones((8, 6), np.float32), "y": np.zeros(8, np.int32)}])
         left.append(np.asarray(result.model["w"]))
@@ -113,7 +112,7 @@ def test_gradients_equal_those_of_jax_on_the_batch(tmp_path, make):
 
     expected = leaves_of(jax.grad(loss)(params))
     before = leaves_of(params)
-    builder = LearnerBuilder(tmp_path / "run").strategy(make()).renderer(Silent())
+    builder = LearnerBuilder(tmp_path / "run").strategy(make()).renderer(None)
     result = builder.build(model, optax.sgd, 1.0).fit([data])
     after = leaves_of(nnx.as_pure(nnx.state(result.model, nnx.Param)))
     for name, gradient in expected.items():
@@ -132,7 +131,7 @@ def test_unsynchronised_statistics_are_those_of_each_devices_rows(tmp_path):
         model = Cnn(0.0)
         model.conv.kernel[...] = np.ones_like(model.conv.kernel[...])
         builder = LearnerBuilder(tmp_path / str(sync)).strategy(Replicated(first(4), sync_batch_norm=sync))
-        moved[sync] = builder.renderer(Silent()).build(model, optax.sgd, 0.0).fit([data]).model.norm
+        moved[sync] = builder.renderer(None).build(model, optax.sgd, 0.0).fit([data]).model.norm
     hidden = nnx.Conv(1, 1, (3, 3), rngs=nnx.Rngs(0))
     hidden.kernel[...] = np.ones_like(hidden.kernel[...])
     rows = np.asarray(hidden(x), np.float64)
@@ -161,7 +160,7 @@ def test_linens_batch_norm_is_synchronised_too(tmp_path):
     for name, strategy in (("one", None), ("two", Replicated(first(2)))):
         module = Net()
         model = Linen(module, module.init(jax.random.key(0), data["x"], train=False))
-        builder = LearnerBuilder(tmp_path / name).renderer(Silent()).num_epochs(2)
+        builder = LearnerBuilder(tmp_path / name).renderer(None).num_epochs(2)
         builder = builder if strategy is None else builder.strategy(strategy)
         learner = builder.build(model, optax.sgd, 0.5, train_step=step, valid_step=step)
         left.append(leaves_of(learner.fit([data] * 2).model.variables))
@@ -181,7 +180,7 @@ def test_batch_norm_of_modules_in_a_dict_is_synchronised_too(tmp_path):
         rngs = nnx.Rngs(0)
         layers = {"hidden": nnx.Linear(6, 8, rngs=rngs), "norm": nnx.BatchNorm(8, rngs=rngs)}
         model = {**layers, "out": nnx.Linear(8, 4, rngs=rngs)}
-        builder = LearnerBuilder(tmp_path / name).renderer(Silent()).num_epochs(2)
+        builder = LearnerBuilder(tmp_path / name).renderer(None).num_epochs(2)
         builder = builder if strategy is None else builder.strategy(strategy)
         learner = builder.build(model, optax.sgd, 0.5, train_step=step, valid_step=step)
         left.append(leaves_of(learner.fit([data] * 2).model))
@@ -216,7 +215,7 @@ def test_weights_that_differ_between_devices_reach_all_statistics(tmp_path, weig
     data = {**labelled((6,), 24, 5), "w": weights.astype(np.float32)}
     left = []
     for name, strategy in (("one", None), ("two", Replicated(first(2)))):
-        builder = LearnerBuilder(tmp_path / name).renderer(Silent())
+        builder = LearnerBuilder(tmp_path / name).renderer(None)
         builder = builder if strategy is None else builder.strategy(strategy)
         model = builder.build(Net(), optax.sgd, 1.0, train_step=step).fit([data]).model
         left.append(leaves_of(nnx.as_pure(nnx.state(model, nnx.Any(nnx.Param, nnx.BatchStat)))))
@@ -246,7 +245,7 @@ def test_infinite_values_of_model_state_are_kept(tmp_path):
     batches = [labelled((6,), rows, rows) for rows in (8, 6, 8, 8)]
     left = []
     for name, strategy in (("one", None), ("two", Replicated(first(2)))):
-        builder = LearnerBuilder(tmp_path / name).renderer(Silent()).grads_accumulation(3)
+        builder = LearnerBuilder(tmp_path / name).renderer(None).grads_accumulation(3)
         builder = builder if strategy is None else builder.strategy(strategy)
         left.append(builder.build(Net(), optax.sgd, 0.1).fit(batches).model)
     assert left[1].mask[...].tolist() == [0.0, 0.0, 0.0, -np.inf]
@@ -264,7 +263,7 @@ def test_update_functions_if_programs_see_all_rows(tmp_path):
 
     batches, left = [labelled((6,), 24, seed) for seed in range(3)], []
     for name, strategy in (("one", None), ("eight", Sharded(rules=fsdp(1))), ("two", Sharded(devices=first(2)))):
-        builder = LearnerBuilder(tmp_path / name).renderer(Silent())
+        builder = LearnerBuilder(tmp_path / name).renderer(None)
         builder = builder if strategy is None else builder.strategy(strategy)
         learner = builder.build({"w": np.zeros((6, 8), np.float32)}, None, 0.1, update=update)
         left.append(np.asarray(learner.fit(batches).model["w"]))

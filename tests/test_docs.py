@@ -88,7 +88,6 @@ def test_the_configs_of_precision_can_be_read():
         option(LearnerBuilder, name, value, name, names_for(name) or None).apply(LearnerBuilder("unused"))
 
 
-@pytest.mark.filterwarnings("ignore:Swa averages the parameters")  # the document is about it
 def test_the_optimizers_of_the_document(tmp_path, monkeypatch):
     """The Python prints the output shown, and the config builds the same optimizer apart from one rate."""
     import yaml

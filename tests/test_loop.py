@@ -38,7 +38,6 @@ from learner.training.reporting.timing import StepTimeEstimator
 from learner.training.run import Run
 from learner.util import executables
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 
 WAIT = 60  # seconds after which a missing event counts as a hang
 ROWS, SIZE, RATE = 22, 4, 0.05  # 5 full batches and one of 2 rows
@@ -87,7 +86,7 @@ def as_batches(data=None, size=SIZE):
 
 
 def builder(directory, **options):
-    configured = LearnerBuilder(directory).renderer(Silent()).with_file_checkpointer(None)
+    configured = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None)
     for name, value in options.items():
         getattr(configured, name)(value)
     return configured
@@ -415,7 +414,7 @@ def test_second_compilation_is_counted(tmp_path):
 def test_validations_hooks_saves_and_schedulers_within_epochs_read_nothing(tmp_path):
     """Hooks may read; the loop around them does not. The programs that they need are compiled once."""
     hooked = []
-    configured = LearnerBuilder(tmp_path / "run").renderer(Silent()).with_file_checkpointer(keep_last=1).num_epochs(3)
+    configured = LearnerBuilder(tmp_path / "run").renderer(None).with_file_checkpointer(keep_last=1).num_epochs(3)
     configured.valid_every(2).every(3, lambda info, model: hooked.append(("every", info.step)))
     configured.on_epoch_end(lambda info, model: hooked.append(("epoch", info.epoch)) or {"hooks": len(hooked)})
     configured.early_stopping(MetricEarlyStopping("valid/Loss", patience=50))
@@ -443,9 +442,7 @@ class WildPace(StepTimeEstimator):
 def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
     """Compare validations, hooks and saves within epochs, and dispatches of 1 to 32 steps depending on the clock."""
     plain = build(builder(tmp_path / "plain", num_epochs=3).metrics(Order())).fit(loader(), loader())
-    configured = (
-        LearnerBuilder(tmp_path / "cut").renderer(Silent()).with_file_checkpointer().num_epochs(3).metrics(Order())
-    )
+    configured = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
     configured.valid_every(2).every(3, lambda info, model: None)
     monkeypatch.setattr(learner.training.setup.preparation, "StepTimeEstimator", WildPace)
     cut = build(configured).fit(loader(), loader())

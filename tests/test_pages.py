@@ -79,7 +79,6 @@ def config_name(blocks):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.full) for name in PAGES])
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.filterwarnings("ignore:the run resumes although")  # pages that change a run show how
 @pytest.mark.full
 def test_code_of_page(name, tmp_path, monkeypatch):
     blocks = blocks_of(name)

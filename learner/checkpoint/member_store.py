@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import DamagedError
-from learner.checkpoint.store import MEMBER_SCORE, CheckpointStore, Entry, Once
+from learner.checkpoint.store import CheckpointStore, Entry, Once
 from learner.errors import LearnerError
 from learner.runs.history import History
 from learner.runs.population import member_index
@@ -24,7 +24,7 @@ NO_KEYWORDS = {"directory", "seed", LR, "data_order"}
 """Fields of a member in a checkpoint that are not keywords of its optimizer."""
 ACTIVE, KEYWORDS = "active", "hyperparameters."
 """An entry of `extra` that only members have, and the prefix of other such entries."""
-OF_ALL = ("members", "lanes", "plateaus", MEMBER_SCORE)
+OF_ALL = ("members", "lanes", "plateaus")
 """Fields of the progress that hold a value for each member."""
 OF_MEMBERS = ("halted", "stopped", "state_step", "keywords", "changed")
 """Fields of the progress that only members have."""
@@ -116,19 +116,26 @@ class MemberStore(CheckpointStore):
         """See `CheckpointStore`. Warn if the member was better at a step of which the population has kept no
         checkpoint.
         """
-        entry, key, best = super().find(epoch, step), "", None
+        entry = super().find(epoch, step)
+        if epoch == "best" and (text := self._missed(entry)):
+            warn(text)
+        return entry
+
+    def _missed(self, chosen: Entry) -> str:
+        """Return a warning if the member was better than in the chosen checkpoint, or an empty text."""
         with contextlib.suppress(LearnerError, *MALFORMED):  # reading the checkpoint reports its problems
             progress = super().progress(self.steps[-1], verified=False)
-            key, history = progress["monitor"], progress["members"][self._index]["history"]
-            best = History.from_json(history).best(key, progress["higher_is_better"])
-        if epoch == "best" and best is not None and entry.score != best.value:
-            kept = "without a value" if entry.score is None else f"with {entry.score:.6g}"
-            warn(
-                f"the best {key} of this member was {best.value:.6g} at epoch {best.epoch}, and its population has "
-                f"kept no checkpoint of that: this is step {entry.step}, {kept}. A population keeps the best by the "
-                "mean and by its best member; keep more by with_file_checkpointer(keep_last=10)"
-            )
-        return entry
+            key, history = progress["monitor"], History.from_json(progress["members"][self._index]["history"])
+            best = history.best(key, progress["higher_is_better"])
+            is_of_monitor = self._table[chosen.step]["monitor"] in (None, key)
+            if best is not None and is_of_monitor and chosen.score != best.value:
+                value = "without a value" if chosen.score is None else f"with {chosen.score:.6g}"
+                return (
+                    f"this member had its best {key}, {best.value:.6g}, at step {best.step} (epoch {best.epoch}), and "
+                    f"no checkpoint of that is kept: step {chosen.step}, {value}, is the best that is. A population "
+                    "keeps the best checkpoint of its best member; a larger keep_last keeps more"
+                )
+        return ""
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
         """See `CheckpointStore`. `state_step` is the last step that the member has trained, `keywords` are the keyword

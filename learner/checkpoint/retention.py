@@ -128,12 +128,11 @@ class Retention:
 
     def kept(
         self,
-        checkpoints: Mapping[int, tuple[int | None, *tuple[float | None, ...]]],
+        checkpoints: Mapping[int, tuple[int | None, float | None]],
         at_stop: Collection[int] = (),
         at_end: Collection[int] = (),
     ) -> set[int]:
-        """Return the steps to keep, given `{step: (epoch that ends there or None, value of the monitor or None)}`. With
-        several values, the best by each of them are kept.
+        """Return the steps to keep, given `{step: (epoch that ends there or None, value of the monitor or None)}`.
 
         A checkpoint made only because a run was stopped (`at_stop`) is kept only while it is the newest, and is never
         one of the best: a run that resumes there keeps the checkpoints that it would have kept without the stop. A
@@ -143,15 +142,10 @@ class Retention:
         steps = sorted(checkpoints)
         last = [step for step in steps if (step not in at_stop and step not in at_end) or step == steps[-1]]
         due = {step: checkpoints[step] for step in steps if step not in at_stop}
-        every = [s for s, (epoch, *_) in due.items() if self.every and epoch is not None and epoch % self.every == 0]
-        return {*last[-self.last :], *self._best(due), *every}
-
-    def _best(self, checkpoints: Mapping[int, tuple[int | None, *tuple[float | None, ...]]]) -> set[int]:
-        """Return the steps with the best values."""
         sign = -1.0 if self.higher_is_better else 1.0
-        columns: dict[int, list[tuple[float, int]]] = {}
-        for step, (_, *scores) in checkpoints.items():
-            for number, score in enumerate(scores):
-                if score is not None and not math.isnan(score):
-                    columns.setdefault(number, []).append((sign * score, step))
-        return {step for scored in columns.values() for _, step in sorted(scored)[: self.best]}
+        scored = [
+            (sign * score, step) for step, (_, score) in due.items() if score is not None and not math.isnan(score)
+        ]
+        best = [step for _, step in sorted(scored)[: self.best]]
+        every = [s for s, (epoch, _) in due.items() if self.every and epoch is not None and epoch % self.every == 0]
+        return {*last[-self.last :], *best, *every}

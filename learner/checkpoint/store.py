@@ -39,9 +39,7 @@ from learner.util.urls import one_line
 T = TypeVar("T")
 ATTEMPTS = 10  # to read a checkpoint of a run that removes some
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
-MEMBER_SCORE = "member_score"
-"""The fact of a population's checkpoint: the best value of the monitored metric among its members."""
-FACTS = ("ends_epoch", "score", MEMBER_SCORE, "monitor", "at_stop", "at_end", "higher_is_better")
+FACTS = ("ends_epoch", "score", "monitor", "at_stop", "at_end", "higher_is_better")
 """The fields of `progress` that are also in the manifest."""
 MOST_PACKED = 10_000  # the largest plausible compression factor
 Once = Callable[[Callable[[], Any]], Any]
@@ -235,14 +233,7 @@ class CheckpointStore:
     def prune(self) -> None:
         """Remove the checkpoints that are no longer kept. A kill in `save` may have left one too many."""
         assert self._retention is not None
-        table = {
-            entry.step: (
-                entry.epoch,
-                entry.score,
-                None if entry.score is None else self._table[entry.step][MEMBER_SCORE],
-            )
-            for entry in self.entries
-        }
+        table = {entry.step: (entry.epoch, entry.score) for entry in self.entries}
         at_stop, at_end = ([s for s, facts in self._table.items() if facts[reason]] for reason in ("at_stop", "at_end"))
         retention = dataclasses.replace(self._retention, higher_is_better=self._higher_is_better)
         for step in sorted(table.keys() - retention.kept(table, at_stop, at_end)):

@@ -5,6 +5,7 @@ import gc
 import json
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -20,6 +21,7 @@ from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
 from learner.util.stages import end_stages
 from learner.util.text import count, duration, first_line, printable, short
+from learner.util.user_warnings import LearnerWarning
 
 INTERRUPTED = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
 """The exit code for each reason for which a run ends the sweep."""
@@ -54,7 +56,10 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple
     ends it.
     """
     try:
-        stopped_by = plan.learner(group, renderer=renderer).fit().stopped_by
+        with warnings.catch_warnings():
+            # A member without a renderer would issue its own, which most members share: its experiment.log has them.
+            warnings.simplefilter("ignore", LearnerWarning)
+            stopped_by = plan.learner(group, renderer=renderer).fit().stopped_by
     except KeyboardInterrupt:
         return INTERRUPTED["ctrl-c"], ""
     except SystemExit as ended:

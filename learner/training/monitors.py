@@ -65,8 +65,8 @@ def differing_monitors(options: Options, valid_splits: list[str]) -> list[str]:
     if not stopping or best in stopping:
         return []
     return [
-        f"early stopping follows {join_names(stopping, 8)}, and the best checkpoint is that of {best}: name a metric, "
-        f"with_file_checkpointer(monitor={stopping[0]!r})"
+        f"early stopping follows {join_names(stopping, 8)}, but the best checkpoint is chosen by {best}: name a metric "
+        f"for it, with_file_checkpointer(monitor={stopping[0]!r}), or monitor={best!r} to keep this choice"
     ]
 
 

@@ -5,6 +5,7 @@ import functools
 import sys
 import threading
 import warnings
+from typing import Any, NamedTuple
 
 from learner.util.code_location import PACKAGE
 
@@ -25,8 +26,7 @@ class LearnerWarning(UserWarning):
 
 
 def is_ignored(text: str) -> bool:
-    """Return True if a filter of Python for this category ignores a warning that does not go through `warnings`, as
-    those of a run do not: its renderer shows them.
+    """Return True if a filter of Python for this category ignores a warning of a run, which its renderer shows.
 
     Raises:
       LearnerWarning: a filter makes the warning an error.
@@ -40,19 +40,35 @@ def is_ignored(text: str) -> bool:
     return False
 
 
-def warn(text: str) -> None:
-    """Warn at the innermost line outside of this package, or at the caller's in a thread that only this package runs.
+class Line(NamedTuple):
+    """A line of code: the global names of its module, its file and its number."""
+
+    names: dict[str, Any]
+    filename: str
+    number: int
+
+
+def users_line(depth: int = 1) -> Line:
+    """Return the innermost line outside of this package, or the caller's in a thread that only this package runs.
 
     Python 3.12 has `skip_file_prefixes` for this.
+
+    Args:
+      depth: the number of calls from the caller to here.
     """
-    caller = sys._getframe(1)
+    caller = sys._getframe(depth)
     frame = caller
     while frame.f_code.co_filename.startswith(BETWEEN):
         if frame.f_back is None:
             frame = caller
             break
         frame = frame.f_back
-    names, filename, line = frame.f_globals, frame.f_code.co_filename, frame.f_lineno
+    return Line(frame.f_globals, frame.f_code.co_filename, frame.f_lineno)
+
+
+def warn(text: str, line: Line | None = None) -> None:
+    """Warn at a line of the user's code. Default: see `users_line`."""
+    names, filename, number = users_line(2) if line is None else line
     # As `warnings.warn` keeps them: the lines that have warned, which warn once by default.
     registry = names.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, LearnerWarning, filename, line, names.get("__name__", "<string>"), registry)
+    warnings.warn_explicit(text, LearnerWarning, filename, number, names.get("__name__", "<string>"), registry)

@@ -21,7 +21,7 @@ from learner.cli.configs.builder_options import option
 from learner.cli.configs.schema import names_for
 from learner.records import BinRecorder, CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
 from tests.support.codes import raises_code
-from tests.support.runs import STEPS, Net, Silent, batches, bits, build_line, line, line_step, model_bits, quiet
+from tests.support.runs import STEPS, Net, batches, bits, build_line, line, line_step, model_bits, quiet
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -48,7 +48,7 @@ def test_each_kept_checkpoint_has_its_model(tmp_path):
     # overwriting removes them and nothing else
     own = tmp_path / "run/checkpoint/model.mpk"
     own.write_bytes(b"mine")
-    over = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(Silent()).with_file_checkpointer(keep_best=0)
+    over = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(None).with_file_checkpointer(keep_best=0)
     build_line(over).fit(batches())
     assert recorded(tmp_path / "run") == ["model.mpk"]
 

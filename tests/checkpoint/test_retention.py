@@ -109,7 +109,6 @@ def scores(*values):
         pytest.param((1, 0, 2, False), {7: (None, None), 9: (None, None)}, {9}, id="inside of epochs"),
         pytest.param((5, 5, None, False), scores(0.5, 0.6), {10, 20}, id="more than there are"),
         pytest.param((1, 1, None, False), {}, set(), id="none"),
-        pytest.param((1, 1, None, False), {1: (1, 0.5, 9.0), 2: (2, 0.6, 0.1), 3: (3, 0.7, None)}, {1, 2, 3}, id="two"),
     ],
 )
 def test_kept(keep, checkpoints, kept):

@@ -16,7 +16,7 @@ from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
 from learner.data import source as source_module
 from learner.data.source import source_of
 from tests.support.codes import raises_code
-from tests.support.runs import Silent, line, quiet
+from tests.support.runs import line, quiet
 
 ROWS, SIZE = 10, 4
 
@@ -638,7 +638,7 @@ def test_data_frames(tmp_path, library, make):
     np.testing.assert_array_equal(batch["y"], [1.0, 3.0])
     learner = (
         LearnerBuilder(tmp_path)
-        .renderer(Silent())
+        .renderer(None)
         .with_file_checkpointer(None)
         .with_batch_size(3)
         .build(
@@ -668,7 +668,7 @@ class LazyFrame:
 
 
 def test_lazy_frame_is_refused(tmp_path):
-    learner = LearnerBuilder(tmp_path).renderer(Silent()).with_batch_size(1)
+    learner = LearnerBuilder(tmp_path).renderer(None).with_batch_size(1)
     learner = learner.build({"w": jnp.zeros(())}, optax.sgd, 0.5, train_step=dict)
     for use in (ArrayDataset, DataLoaderBuilder().batch_size(1).build, learner.fit):
         with raises_code("data-frame-lazy", "LazyFrame", "collect()"):
@@ -683,7 +683,7 @@ def test_column_of_a_data_frame():
 
 def test_data_frame_without_a_batch_size(tmp_path):
     frame = pytest.importorskip("pandas").DataFrame({"x": [1.0]})
-    learner = LearnerBuilder(tmp_path).renderer(Silent()).build({"w": jnp.zeros(())}, optax.sgd, 0.5, train_step=dict)
+    learner = LearnerBuilder(tmp_path).renderer(None).build({"w": jnp.zeros(())}, optax.sgd, 0.5, train_step=dict)
     with raises_code("data-type", "DataFrame", "with_batch_size"):
         learner.fit(frame)
 

@@ -17,7 +17,6 @@ from learner.loggers import TensorBoard
 from learner.loggers.tfevents import read_records
 from learner.metrics import ConfusionMatrix
 from tests.support.logged import INFOS, ended, played, split, started, steps
-from tests.support.runs import Silent
 from tests.support.tfevents import events_of, read, scalars, texts, values
 
 
@@ -94,7 +93,7 @@ def test_a_run_shows_its_confusion_matrix(tmp_path):
     def step(model, batch):
         return ClassificationOutput.from_logits(batch["x"] * model["w"], batch["y"])
 
-    builder = LearnerBuilder(tmp_path / "run").metric_valid(ConfusionMatrix(2)).renderer(Silent())
+    builder = LearnerBuilder(tmp_path / "run").metric_valid(ConfusionMatrix(2)).renderer(None)
     builder.devices(1).with_batch_size(5).metric_loggers(TensorBoard())
     learner = builder.build({"w": jnp.ones(())}, optax.sgd, 0.0, train_step=step, valid_step=step)
     data = ArrayDataset({"x": x, "y": y})

@@ -15,7 +15,7 @@ from learner.errors import LearnerError
 from learner.metrics import Accuracy, Adapted, Info
 from learner.strategies import Replicated
 from tests.support.codes import raises_code
-from tests.support.runs import Silent, class_step
+from tests.support.runs import class_step
 
 INFO = Info(jnp.int32(0), jnp.float32(1))
 
@@ -206,7 +206,7 @@ def test_in_a_run(devices, tmp_path):
         Adapted(nnx.metrics.Accuracy(), name="Theirs", logits="logits", labels="targets"),
         Adapted(Average, name="Mean", values="targets"),
     ]
-    builder = LearnerBuilder(tmp_path / "run").metrics(Accuracy(), *adapted).num_epochs(2).renderer(Silent())
+    builder = LearnerBuilder(tmp_path / "run").metrics(Accuracy(), *adapted).num_epochs(2).renderer(None)
     if devices > 1:
         builder.strategy(Replicated(jax.devices()[:devices]))
     rng = np.random.default_rng(0)
@@ -217,7 +217,7 @@ def test_in_a_run(devices, tmp_path):
     for split in ("train", "valid"):
         assert history[f"{split}/Theirs"] == history[f"{split}/Accuracy"]
         assert history[f"{split}/Mean"] == [1.5, 1.5]
-    wrong = LearnerBuilder(tmp_path / "wrong").metrics(Adapted(Average, values="scores")).renderer(Silent())
+    wrong = LearnerBuilder(tmp_path / "wrong").metrics(Adapted(Average, values="scores")).renderer(None)
     learner = wrong.build({"w": jnp.eye(3, 4)}, optax.sgd, 0.1, train_step=class_step)
     with pytest.raises(LearnerError, match="the metric Average needs scores, which"):
         learner.fit(loaders[0])

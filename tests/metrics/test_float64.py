@@ -31,7 +31,6 @@ from learner.metrics import (
 from learner.metrics.ranking_bins import BinnedRankingMetric
 from tests.metrics.test_properties import BY_ROWS, COLLECTED, ROWS, Case, Data, cut, make_data, make_info, make_output
 from tests.support import more_metrics
-from tests.support.runs import Silent
 
 UNAFFECTED = (FieldMean, Loss, Perplexity, BrierScore, BinnedRankingMetric)
 """Metrics whose values do not depend on close numbers, and metrics of the loss."""
@@ -172,9 +171,7 @@ def test_evaluation_in_float64(tmp_path: Any) -> None:
 
     jax.config.update("jax_enable_x64", True)  # for all threads
     try:
-        builder = (
-            LearnerBuilder(tmp_path).renderer(Silent()).metrics(R2(), RootMeanSquaredError(), SpearmanCorrelation())
-        )
+        builder = LearnerBuilder(tmp_path).renderer(None).metrics(R2(), RootMeanSquaredError(), SpearmanCorrelation())
         learner = builder.build({"b": jnp.zeros(())}, valid_step=step)
         values = learner.evaluate(DataLoaderBuilder().batch_size(32).build(data))
     finally:
@@ -196,7 +193,7 @@ def test_run_within_enable_x64(tmp_path: Any) -> None:
         return {"loss": ((model["w"] * batch["x"] - batch["y"]) ** 2).mean()}
 
     with jax.enable_x64(True):
-        builder = LearnerBuilder(tmp_path).renderer(Silent())
+        builder = LearnerBuilder(tmp_path).renderer(None)
         learner = builder.build({"w": jnp.array(root)}, optax.sgd, 0.1, train_step=step, valid_step=step)
         result = learner.fit(batches, batches)
         loaded = load_checkpoint(tmp_path, "latest", {"w": jnp.array(root)}).model["w"]

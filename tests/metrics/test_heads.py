@@ -32,7 +32,6 @@ from learner.metrics import (
     Subset,
 )
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 from tests.support.stopped import some
 
 ROWS = 90
@@ -58,7 +57,7 @@ def step(model, batch):
 
 
 def fit(directory, *metrics, step=step, splits=("train", "valid"), **options):
-    builder = LearnerBuilder(directory).with_batch_size(24).num_epochs(1).renderer(Silent())
+    builder = LearnerBuilder(directory).with_batch_size(24).num_epochs(1).renderer(None)
     for metric, split in itertools.product(metrics, splits):
         getattr(builder, f"metric_{split}")(metric)
     for name, value in options.items():

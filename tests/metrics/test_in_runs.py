@@ -13,7 +13,6 @@ from sklearn import metrics as sklearn_metrics
 from learner import ClassificationOutput, GeneratedOutput, LearnerBuilder
 from learner.data import ArrayDataset
 from learner.metrics import AUROC, BLEU, BinnedAUROC, CalibrationError, ConfusionMatrix, FBeta, Matthews, Recall
-from tests.support.runs import Silent
 
 ROWS, CLASSES = 44, 3
 RNG = np.random.default_rng(0)
@@ -37,7 +36,7 @@ def step(model: Any, batch: Any) -> ClassificationOutput:
 @pytest.mark.full
 @pytest.mark.parametrize("devices", [1, 8])
 def test_values_of_a_run_equal_sklearn(tmp_path: Any, devices: int) -> None:
-    builder = LearnerBuilder(tmp_path / "run").renderer(Silent()).devices(devices).with_batch_size(16)
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).devices(devices).with_batch_size(16)
     for metric in METRICS:
         builder = builder.metric_valid(metric)
     learner = builder.build({"w": jnp.ones(CLASSES)}, optax.sgd, 0.0, train_step=step, valid_step=step)
@@ -70,7 +69,7 @@ def test_bleu_in_a_resumed_epoch_with_several_lengths(tmp_path: Any) -> None:
         return dataclasses.replace(GeneratedOutput.of(batch["x"], batch["y"]), loss=model["w"].sum())
 
     def builder() -> LearnerBuilder:
-        builder = LearnerBuilder(tmp_path / "run").renderer(Silent()).metrics(BLEU(order=2)).num_epochs(1)
+        builder = LearnerBuilder(tmp_path / "run").renderer(None).metrics(BLEU(order=2)).num_epochs(1)
         return builder.with_file_checkpointer(every_steps=1)
 
     for part in (builder().num_steps(1), builder().resume()):

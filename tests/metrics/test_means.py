@@ -9,7 +9,6 @@ import pytest
 from learner import LearnerBuilder, LearnerError, Output, TrainOutput
 from learner.metrics import FieldMean, Info, MeanMetric, rows_mask
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 
 X = np.array([[1.0], [2.0], [3.0], [4.0], [10.0]], np.float32)
 
@@ -24,7 +23,7 @@ def output_step(model, batch):
 
 
 def history(tmp_path, step, *metrics, **data):
-    builder = LearnerBuilder(tmp_path).metrics(*metrics).with_batch_size(4).renderer(Silent())
+    builder = LearnerBuilder(tmp_path).metrics(*metrics).with_batch_size(4).renderer(None)
     learner = builder.build({"w": jnp.ones(())}, optax.sgd, 0.0, train_step=step, valid_step=step)
     return learner.fit({"x": X, **data}, {"x": X, **data}).history
 
@@ -53,7 +52,7 @@ def custom_update(state, batch, lr, rng):
     ids=["own gradients", "own update"],
 )
 def test_dict_as_output_of_custom_steps(tmp_path, steps):
-    builder = LearnerBuilder(tmp_path).metrics(FieldMean("scalar")).with_batch_size(4).renderer(Silent())
+    builder = LearnerBuilder(tmp_path).metrics(FieldMean("scalar")).with_batch_size(4).renderer(None)
     optimizer = None if "update" in steps else optax.sgd
     values = builder.build({"w": jnp.ones(())}, optimizer, 0.1, **steps).fit({"x": X}).history
     assert (values["train/Loss"], values["train/scalar"]) == ([4.0], [4.0])

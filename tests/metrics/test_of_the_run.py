@@ -24,7 +24,6 @@ from learner.metrics import (
 )
 from learner.metrics.base import Metric
 from learner.strategies import Replicated, Sharded, fsdp
-from tests.support.runs import Silent
 from tests.support.spread import train
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -152,7 +151,7 @@ def test_speeds_and_system_metrics_in_a_run(tmp_path):
     """Tokens are the weights of the losses; undefined values are logged once."""
     logger = MemoryLogger()
     builder = LearnerBuilder(tmp_path / "run").metrics(RowsPerSecond(), TokensPerSecond(), Wide())
-    builder.metrics(HostCPU(), HostMemory(), DeviceMemory()).metric_loggers(logger).renderer(Silent())
+    builder.metrics(HostCPU(), HostMemory(), DeviceMemory()).metric_loggers(logger).renderer(None)
     builder.num_epochs(2).grads_accumulation(2)
 
     def step(model, batch):

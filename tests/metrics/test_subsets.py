@@ -38,7 +38,6 @@ from learner.metrics import (
 )
 from tests.support.codes import raises_code
 from tests.support.more_metrics import value_of
-from tests.support.runs import Silent
 
 
 def output(**fields):
@@ -205,7 +204,7 @@ def test_ranks_of_groups_in_a_run(tmp_path):
         return Scores(jnp.mean(logits), logits, batch["targets"], batch["group"], batch["mask"], rows)
 
     columns = make_columns()
-    builder = LearnerBuilder(tmp_path / "run").renderer(Silent()).num_epochs(1).with_batch_size(8)
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).num_epochs(1).with_batch_size(8)
     builder.metrics(
         By(AUROC("binary", classes=1), "group", ["a", "b", "c"]), Subset(AUROC("binary", classes=1), "group", 1, "b")
     )

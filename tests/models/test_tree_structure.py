@@ -24,7 +24,6 @@ from learner import (
 from learner.models.adapters import adapter_of
 from learner.models.params import with_parameters
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 
 DATA = [{"x": np.random.default_rng(i).normal(size=(4, 3)).astype(np.float32)} for i in range(3)]
 RATE = 0.25
@@ -113,7 +112,7 @@ UPDATES = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_train_step_trains_a_shared_variable_as_one(tmp_path, by_hand, name):
-    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(Silent()).with_file_checkpointer()
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(None).with_file_checkpointer()
     result = builder.build({"net": Tied()}, optax.sgd, RATE, train_step=STEPS[name]).fit(DATA)
     assert_tied(result.model, by_hand)
     assert_tied(load_checkpoint(tmp_path / "run", "latest", {"net": Tied()}).model, by_hand)
@@ -121,7 +120,7 @@ def test_a_train_step_trains_a_shared_variable_as_one(tmp_path, by_hand, name):
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_an_update_trains_a_shared_variable_as_one(tmp_path, by_hand, name):
-    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(Silent())
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(None)
     assert_tied(builder.build({"net": Tied()}, None, RATE, update=UPDATES[name]).fit(DATA).model, by_hand)
 
 
@@ -131,7 +130,7 @@ def test_a_module_under_two_names_stays_one(tmp_path, by_hand):
     def step(model, batch):
         return Output(((model["b"](jnp.tanh(model["a"](batch["x"]))) - batch["x"]) ** 2).mean())
 
-    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(Silent())
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(None)
     model = builder.build({"a": layer, "b": layer}, optax.sgd, RATE, train_step=step).fit(DATA).model
     assert model["a"].kernel is model["b"].kernel
     assert "b.kernel.value is a.kernel.value" in (tmp_path / "run" / "experiment.log").read_text()
@@ -143,7 +142,7 @@ def test_a_step_that_separates_a_shared_variable_is_refused(tmp_path):
         loss, grads = jax.value_and_grad(total(batch))(model)
         return jax.tree.map(lambda p, g: p - lr * g, model, grads), Output(loss)
 
-    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(Silent())
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(None)
     learner = builder.build({"net": Tied()}, None, RATE, update=update)
     paths = {"first": "net.decode.kernel.value", "second": "net.encode.kernel.value"}
     with raises_code("model-untied", **paths):
@@ -162,7 +161,7 @@ def test_copies_of_a_model_keep_a_variable_shared(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["encode", "decode"])
 def test_a_shared_variable_is_frozen_by_its_first_path(tmp_path, pattern):
-    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(Silent()).freeze(pattern)
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(None).freeze(pattern)
     model = {"net": Tied(), "scale": jnp.ones(())}
 
     def step(model, batch):
@@ -210,7 +209,7 @@ def test_the_state_of_an_optimizer_that_holds_the_first_parameters_is_apart(tmp_
         return {"net": new, "opt": opt}, Output(loss)
 
     net = nnx.Dict(kernel=nnx.Param(jnp.float32(1)))
-    builder = LearnerBuilder(tmp_path / "run").num_epochs(8).renderer(Silent())
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(8).renderer(None)
     learner = builder.build({"net": net, "opt": optimizer.init(net)}, None, 0.0, update=update)
     result = learner.fit([{"x": x}])
     np.testing.assert_allclose(result.model["net"].kernel[...], kernel, rtol=1e-5)

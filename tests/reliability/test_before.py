@@ -21,7 +21,6 @@ import optax
 from learner import Interrupter, LearnerBuilder
 from learner.data import DataLoaderBuilder
 from tests.support.archives import unpack
-from tests.support.runs import Silent
 
 FIXTURE = Path(__file__).parent / "fixtures" / "run-dyadic.tar.gz"
 ROWS, BATCH, EPOCHS, STOP = 22, 4, 3, 9  # 6 steps in an epoch, the last of them with 2 rows
@@ -44,7 +43,7 @@ def rate(count):
 
 
 def build(directory, interrupter=None):
-    builder = LearnerBuilder(directory).num_epochs(EPOCHS).seed(3).renderer(Silent())
+    builder = LearnerBuilder(directory).num_epochs(EPOCHS).seed(3).renderer(None)
     builder.with_file_checkpointer(every_steps=STOP, keep_last=9)
     if interrupter is not None:
         builder.interrupter(interrupter).every(steps=STOP, fn=lambda info, model: interrupter.stop("enough"))

@@ -452,7 +452,7 @@ FINISHED = {
 @pytest.mark.parametrize("how", some(FINISHED, {"num_steps inside of an epoch"}))
 def test_resume_finished_run(tmp_path, how, capsys):
     """It returns at once, writes nothing and shows one line, unless it is silent."""
-    make = lambda: FINISHED[how](quiet(tmp_path / "run", saves=True).renderer(None))  # noqa: E731
+    make = lambda: FINISHED[how](quiet(tmp_path / "run").with_file_checkpointer())  # noqa: E731
     first = build_line(make()).fit(shuffled(), valid_data())
     before = tree_of(tmp_path)
     learner = build_line(make().resume())

@@ -16,7 +16,6 @@ from learner.steps.outputs import has_wrong_labels
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import step_fn
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 
 CLASSES = 3
 X = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
@@ -158,7 +157,7 @@ def test_the_mark_names_the_cause(batches, expected):
 def test_the_error_of_a_run_names_the_remedy(tmp_path, batch, code, values):
     learner = (
         LearnerBuilder(tmp_path)
-        .renderer(Silent())
+        .renderer(None)
         .build({"w": jnp.ones((2, CLASSES))}, optax.sgd, 0.1, train_step=classify)
     )
     with raises_code(code, *values) as caught:
@@ -169,7 +168,7 @@ def test_the_error_of_a_run_names_the_remedy(tmp_path, batch, code, values):
 @pytest.mark.full
 def test_labels_on_every_device_are_checked(tmp_path):
     """The invalid label is in a row of the second of two devices."""
-    learner = LearnerBuilder(tmp_path).renderer(Silent()).devices(2).on_nonfinite("stop")
+    learner = LearnerBuilder(tmp_path).renderer(None).devices(2).on_nonfinite("stop")
     learner = learner.build({"w": jnp.ones((2, CLASSES))}, optax.sgd, 0.1, train_step=classify)
     result = learner.fit([GOOD, batch_of(0, 1, 2, -1)])
     assert "labels outside of 0..C-1" in result.stopped_by

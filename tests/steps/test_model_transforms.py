@@ -11,7 +11,7 @@ from learner import LearnerBuilder
 from learner.optimizers import Ema
 from learner.strategies import Replicated, Sharded, fsdp
 from tests.support.codes import raises_code
-from tests.support.runs import Silent, T, X, batches, build_line, checkpoint_bits, line, line_step, model_bits, quiet
+from tests.support.runs import T, X, batches, build_line, checkpoint_bits, line, line_step, model_bits, quiet
 from tests.support.small_models import BATCH, CASES, other_batch
 from tests.support.stopped import some
 
@@ -85,7 +85,7 @@ def test_a_function_that_changes_nothing_changes_no_bit(tmp_path, case):
     """In models of each library, with random streams and statistics."""
 
     def fit(name, *functions):
-        builder = LearnerBuilder(tmp_path / name).num_epochs(1).renderer(Silent())
+        builder = LearnerBuilder(tmp_path / name).num_epochs(1).renderer(None)
         for function in functions:
             builder.after_step(function)
         learner = builder.build(case.make(), optax.adam, 0.01, train_step=case.step)

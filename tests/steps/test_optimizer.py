@@ -32,7 +32,7 @@ from learner.steps.step import StepFunctions
 from learner.steps.step_definition import step_fn
 from learner.training.programs.compilation import CompileTimes
 from tests.support.codes import raises_code
-from tests.support.runs import Silent, line, regression_step
+from tests.support.runs import line, regression_step
 
 # -- the registry ------------------------------------------------------------------------------------------------------
 
@@ -579,7 +579,7 @@ def own(model, batch):
 )
 def test_a_run_whose_optimizer_passes_gradients_on_is_refused(tmp_path, step, refused):
     optimizer = lambda lr: optax.masked(optax.sgd(lr), {"w": True, "b": False})  # noqa: E731
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     learner = builder.build({"w": jnp.ones(()), "b": jnp.ones(())}, optimizer, 0.1, train_step=step)
     with raises_code("optimizer-adds-gradients", "gradients of b to") if refused else contextlib.nullcontext():
         learner.fit([{"x": np.ones(4, np.float32)}])

@@ -27,7 +27,6 @@ from learner.steps.finite import NonFinitePolicy
 from learner.steps.precision import DTYPES, FLOAT32, PRESETS, policy_of
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 from tests.support.small_models import BATCH, CASES, make_list, other_batch
 from tests.support.stopped import some
 
@@ -189,7 +188,7 @@ def test_metrics_receive_the_output_dtype(tmp_path, output, split):
 
 
 def test_predictions_have_the_output_dtype(tmp_path):
-    builder = LearnerBuilder(tmp_path / "run").renderer(Silent()).precision("bfloat16")
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).precision("bfloat16")
     learner = builder.build(ONES, optax.sgd, 0.1, valid_step=shown_step)
     (output,) = learner.predict([ROWS])
     assert (output.logits.dtype, output.loss.dtype) == (np.float32, np.float32)
@@ -713,7 +712,7 @@ def follow(model, batch):
 def test_a_moving_average_of_frozen_parameters_is_not_rounded(tmp_path, make, step, precision):
     """0.999 is 1 in bfloat16, and a teacher that half precision rounds in each step stays where it is."""
     data = [{"x": np.ones((2, 3), np.float32)}] * 5
-    builder = LearnerBuilder(tmp_path / "run").precision(precision).freeze("teacher").renderer(Silent()).num_epochs(8)
+    builder = LearnerBuilder(tmp_path / "run").precision(precision).freeze("teacher").renderer(None).num_epochs(8)
     learner = builder.build(make(), optax.sgd, 0.0, train_step=step)
     state = learner.init()
     for _ in range(2):
@@ -735,7 +734,7 @@ def test_a_moving_average_that_must_be_cast_is_warned_about(tmp_path):
 
     model = {"w": jnp.ones((1, 3)), "teacher": jnp.ones((1, 3))}
     for precision, count in (("float32", 0), ("bfloat16", 1)):
-        builder = LearnerBuilder(tmp_path / precision).precision(precision).freeze("teacher").renderer(Silent())
+        builder = LearnerBuilder(tmp_path / precision).precision(precision).freeze("teacher").renderer(None)
         builder.num_epochs(1).build(model, optax.sgd, 0.0, train_step=convolved).fit(
             [{"x": np.ones((2, 3), np.float32)}]
         )

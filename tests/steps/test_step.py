@@ -32,7 +32,7 @@ from learner.steps.tree_math import global_norm, like, rows_of, weight_of
 from learner.training.programs.compilation import CompileTimes
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
-from tests.support.runs import Silent, class_step, line, line_predictions, regression_step
+from tests.support.runs import class_step, line, line_predictions, regression_step
 from tests.support.small_models import BATCH, CASES, EquinoxNet, Everything, make_dict, make_linen, other_batch
 from tests.support.stopped import some
 
@@ -420,7 +420,7 @@ def test_own_gradients_of_a_frozen_part_named_frozen_are_ignored(tmp_path):
     def train(model, batch) -> TrainOutput:
         return TrainOutput(nnx.grad(lambda m: m.head(m.frozen(batch["x"])).sum())(model), Own(jnp.float32(0)))
 
-    builder = LearnerBuilder(tmp_path / "run").renderer(Silent()).freeze("^frozen")
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).freeze("^frozen")
     result = builder.build(model, optax.sgd, 1.0, train_step=train).fit([BATCH]).model
     np.testing.assert_array_equal(result.head.bias[...], [-float(len(BATCH["x"]))])
 
@@ -430,7 +430,7 @@ def test_own_gradients_of_a_frozen_part_named_frozen_are_ignored(tmp_path):
 def test_own_gradients_of_frozen_parameters_are_ignored(tmp_path, name, where):
     net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     model = net if where == "module" else {"net": net}
-    builder = LearnerBuilder(tmp_path / "run").renderer(Silent()).freeze("kernel")
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).freeze("kernel")
     result = builder.build(model, optax.sgd, 1.0, train_step=OF_EVERYTHING[name]).fit([BATCH]).model
     trained_net = result if where == "module" else result["net"]
     np.testing.assert_array_equal(trained_net.bias[...], np.full(4, -float(len(BATCH["x"]))))

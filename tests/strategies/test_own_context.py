@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from learner import LearnerBuilder, RegressionOutput
 from learner.models.adapters import adapter_of
 from learner.strategies import Sharded, SingleDevice
-from tests.support.runs import Silent, T, X
+from tests.support.runs import T, X
 
 DATA = {"x": X[:8], "y": T[:8]}
 WARNED = "the strategy places them differently"
@@ -36,7 +36,7 @@ def fit(directory, strategy, model=None, constrain=lambda x: x):
     def train(model, batch):
         return RegressionOutput.from_predictions(constrain(model(batch["x"])), batch["y"])
 
-    builder = LearnerBuilder(directory, overwrite=True).renderer(Silent()).with_batch_size(4).num_epochs(2)
+    builder = LearnerBuilder(directory, overwrite=True).renderer(None).with_batch_size(4).num_epochs(2)
     make = (lambda: nnx.Linear(3, 1, rngs=nnx.Rngs(0))) if model is None else model
     learner = builder.strategy(strategy).build(make, optax.sgd, 0.1, train_step=train, valid_step=train)
     result = learner.fit(DATA, DATA)
@@ -106,7 +106,7 @@ def test_annotations_with_a_matching_rule_are_not_warned_about(tmp_path, mesh, a
     given = annotation(mesh) if callable(annotation) else annotation
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     model.kernel = nnx.Param(model.kernel[...], out_sharding=given, mesh=mesh)
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).strategy(Sharded(mesh, [{"kernel": rule}]))
+    builder = LearnerBuilder(tmp_path).renderer(None).strategy(Sharded(mesh, [{"kernel": rule}]))
     learner = builder.build(model, optax.sgd, 0.1, train_step=lambda m, b: {"loss": m(b["x"]).mean()})
     learner.fit([{"x": np.ones((4, 4), np.float32)}])
     assert WARNED not in (tmp_path / "experiment.log").read_text()

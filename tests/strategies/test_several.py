@@ -15,7 +15,6 @@ from learner import LearnerBuilder
 from learner.steps.train_state import TrainState
 from learner.strategies import Replicated, Sharded, fsdp
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 from tests.support.small_models import normed_step
 
 FIRST = jax.devices()[:4]
@@ -176,9 +175,7 @@ def test_optional_batch_axes(mesh, batch, divides):
 @pytest.mark.full
 def test_a_run_warns_about_fsdp_that_splits_nothing(tmp_path):
     for min_size, warned in ((33, 1), (32, 0)):
-        builder = (
-            LearnerBuilder(tmp_path, overwrite=True).renderer(Silent()).strategy(Sharded({"data": 8}, fsdp(min_size)))
-        )
+        builder = LearnerBuilder(tmp_path, overwrite=True).renderer(None).strategy(Sharded({"data": 8}, fsdp(min_size)))
         learner = builder.build(
             {"w": jnp.ones((8, 4))}, optax.sgd, 0.1, train_step=lambda m, b: {"loss": (b["x"] @ m["w"]).mean()}
         )
@@ -264,9 +261,7 @@ class Normed(eqx.Module):
 @pytest.mark.parametrize("axis", ["rows", pytest.param(("rows",), marks=pytest.mark.full)])
 def test_equinox_batch_norm_uses_the_rows_of_all_devices(tmp_path, axis):
     batch = {"x": np.arange(24, dtype=np.float32).reshape(8, 3) % 7, "y": np.ones((8, 2), np.float32)}
-    builder = (
-        LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(Silent())
-    )
+    builder = LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(None)
     model = eqx.nn.make_with_state(Normed)(axis)
     fitted = builder.build(model, optax.sgd, 0.5, train_step=normed_step).fit(batch).model
 
@@ -305,7 +300,7 @@ def counted_step(pair, batch):
 def test_an_equinox_step_may_set_its_state(tmp_path, train_step, valid_step, count):
     """A state that is not returned is discarded, and so is that of a validation."""
     batch = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 2), np.float32)}
-    builder = LearnerBuilder(tmp_path / "run").with_batch_size(4).num_epochs(1).renderer(Silent())
+    builder = LearnerBuilder(tmp_path / "run").with_batch_size(4).num_epochs(1).renderer(None)
     learner = builder.build(
         eqx.nn.make_with_state(Counted)(), optax.sgd, 0.1, train_step=train_step, valid_step=valid_step
     )
@@ -316,9 +311,7 @@ def test_an_equinox_step_may_set_its_state(tmp_path, train_step, valid_step, cou
 def test_equinox_batch_norm_in_ema_mode_is_refused_by_replicated(tmp_path):
     """In this mode, Equinox changes the type of an array in its state."""
     batch = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 2), np.float32)}
-    builder = (
-        LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(Silent())
-    )
+    builder = LearnerBuilder(tmp_path / "run").strategy(Replicated(8)).with_batch_size(8).num_epochs(1).renderer(None)
     learner = builder.build(
         eqx.nn.make_with_state(Normed)(mode="ema"), optax.sgd, 0.5, train_step=normed_step, valid_step=normed_step
     )

@@ -15,7 +15,6 @@ from learner.events import StepsEnded
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, CollectingMetric, GradientNorm
 from learner.util import executables
-from tests.support.runs import Silent
 
 COMPILED = []
 # Placing and saving split arrays takes a few programs of JAX for each shape; copies are shared between runs.
@@ -143,7 +142,7 @@ def train(directory, kind, strategy=None, accumulate=1, batch=24, rows=125, drop
     """Train one epoch with the norm of every step's gradients, and return the results."""
     case, logger = KINDS[kind], MemoryLogger()
     builder = LearnerBuilder(directory).metrics(Accuracy(), Order()).metric_train(GradientNorm())
-    builder.metric_loggers(logger).renderer(Silent()).grads_accumulation(accumulate).num_epochs(more.pop("epochs", 1))
+    builder.metric_loggers(logger).renderer(None).grads_accumulation(accumulate).num_epochs(more.pop("epochs", 1))
     if strategy is not None:
         builder.strategy(strategy)
     for name, arguments in more.items():

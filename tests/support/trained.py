@@ -9,8 +9,6 @@ import os
 import signal
 import sys
 
-from tests.support.runs import Silent
-
 
 def killed_in(module, name, number):
     """Let the process kill itself before the call of this number of a function that a save calls."""
@@ -92,9 +90,7 @@ def train(coordinator, count, index, directory, kind, given):
             raise ValueError("the hook of this process does not work")
         os.kill(os.getpid(), getattr(signal, at["what"]))
 
-    builder = (
-        LearnerBuilder(directory).metrics(Accuracy(), spread.Order()).metric_train(GradientNorm()).renderer(Silent())
-    )
+    builder = LearnerBuilder(directory).metrics(Accuracy(), spread.Order()).metric_train(GradientNorm()).renderer(None)
     builder.num_epochs(options["epochs"]).grads_accumulation(options["accumulate"]).every(1, hook)
     builder.metric_loggers(JsonLines(every_steps=1), Last()).seed(options.get("seeds", [0] * 9)[index])
     builder.with_file_checkpointer(**{"keep_last": 9, "keep_best": 0, **options.get("save", {})})

@@ -23,7 +23,6 @@ from learner.training.programs.program_memory import memory_of
 from learner.training.setup.dispatch_plan import planned
 from tests.support import spread
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 from tests.support.spread import labelled
 
 ROWS = 64
@@ -43,7 +42,7 @@ class Wide(nnx.Module):
 
 
 def build(directory, *accumulation, epochs=1, resume=False):
-    builder = LearnerBuilder(directory).renderer(Silent()).metrics(Accuracy()).num_epochs(epochs)
+    builder = LearnerBuilder(directory).renderer(None).metrics(Accuracy()).num_epochs(epochs)
     if accumulation:
         builder.grads_accumulation(*accumulation)
     if resume:
@@ -128,7 +127,7 @@ def test_collected_rows_are_in_the_order_of_the_batch(tmp_path, strategy):
         return RegressionOutput.from_predictions(batch["x"] * model["w"], batch["x"])
 
     x, metric = np.arange(40, dtype=np.float32), Rows()  # 5 rows per device: parts of 2, 2 and 1 rows
-    builder = LearnerBuilder(tmp_path / "run").renderer(Silent()).metric_train(metric).grads_accumulation(split=3)
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).metric_train(metric).grads_accumulation(split=3)
     learner = builder.strategy(strategy()).build({"w": jnp.float32(1)}, optax.sgd, 0.1, train_step=step)
     learner.fit([{"x": x}])
     np.testing.assert_array_equal(metric.rows, x)

@@ -9,7 +9,7 @@ import pytest
 from learner import LearnerBuilder
 from learner.training.checks.agreement import description
 from learner.training.options import Options, option
-from tests.support.runs import Silent, batches, build_line, journal_of
+from tests.support.runs import batches, build_line, journal_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -31,7 +31,7 @@ def new_option(monkeypatch):
 
 
 def smoothed(directory, value):
-    return build_line(MoreBuilder(directory).renderer(Silent()).num_epochs(1).label_smoothing(value))
+    return build_line(MoreBuilder(directory).renderer(None).num_epochs(1).label_smoothing(value))
 
 
 def test_a_new_option_is_in_the_journal(new_option, tmp_path):
@@ -44,7 +44,7 @@ def test_a_new_option_is_in_the_journal(new_option, tmp_path):
 @pytest.mark.full
 def test_resuming_compares_a_new_option(new_option, tmp_path):
     smoothed(tmp_path / "run", 0.1).fit(batches())
-    builder = MoreBuilder(tmp_path / "run").renderer(Silent()).num_epochs(2)
+    builder = MoreBuilder(tmp_path / "run").renderer(None).num_epochs(2)
     build_line(builder.label_smoothing(0.2).resume()).fit(batches())
     assert "label smoothing: 0.1 -> 0.2" in (tmp_path / "run" / "experiment.log").read_text()
 

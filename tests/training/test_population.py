@@ -47,8 +47,8 @@ from learner.training.setup.dispatch_plan import planned
 from learner.util.jax_internals import distributed_state
 from tests.support.codes import raises_code
 from tests.support.runs import (
+    STEPS,
     LastRow,
-    Silent,
     arrays,
     checkpoint_bits,
     class_step,
@@ -64,6 +64,7 @@ from tests.support.runs import (
     streamed,
     tree_of,
 )
+from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 VALID = arrays(10)
@@ -582,7 +583,7 @@ def test_overwriting_removes_the_previous_members(tmp_path):
         if len(lr) == 2:
             (tmp_path / "run" / "000-lr=0.1" / "mine.txt").write_text("kept")
         assert (tmp_path / "run" / f"000-lr={lr[0]}" / "journal.jsonl").exists()
-        quiet_overwriting = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(Silent())
+        quiet_overwriting = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(None)
         build(quiet_overwriting.population(lr=0.7).num_steps(1)).fit(shuffled())
         left = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir() and "lr" in path.name)
         assert left == ["000-lr=0.1", "000-lr=0.7"]
@@ -791,38 +792,26 @@ def test_early_stopping_of_a_member(tmp_path):
     assert events == ["start", "epoch", "epoch", "epoch", "stop"]
 
 
-def best_of_members(directory, rates):
-    """Return a population that keeps one best and one last checkpoint, and the best checkpoint of each member."""
-    builder, build = lines(directory, lr=rates)
-    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(8)
-    members = build(builder.with_file_checkpointer(keep_last=1, keep_best=1)).fit(shuffled(), shuffled())
-    return members, [load_checkpoint(member.directory, "best") for member in members]
-
-
-def test_the_best_of_members_that_ended_is_kept(tmp_path):
-    """The mean is over all members, with the last values of those that have ended: otherwise it would be lowest when
-    only the best member trains. The best epoch of this member is kept, too.
+@pytest.mark.parametrize("every", some([1, 100], [100]))
+def test_the_best_epoch_of_the_best_member_is_kept(tmp_path, every):
+    """Members that have ended count with the values of their last states. A mean over those that still train would be
+    best when only the best one trains.
     """
-    members, loaded = best_of_members(tmp_path / "run", [1.0, 2.0, 0.0])
+    builder, build = lines(tmp_path / "run", lr=[1.0, 2.0, 0.0])
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=2)).num_epochs(8)
+    builder.with_file_checkpointer(keep_last=1, keep_best=1, every_epochs=every)
+    members = build(builder).fit(shuffled(), shuffled())
     losses = [member.history["valid/Loss"] for member in members]
     assert [len(values) for values in losses] == [6, 3, 3]
-    means = [np.mean([values[min(epoch, len(values) - 1)] for values in losses]) for epoch in range(6)]
-    kept = {int(np.argmin(means)), int(np.argmin(losses[0])), 5}
-    assert saved_steps(tmp_path / "run") == sorted(6 * (epoch + 1) for epoch in kept)
-    assert len(kept) == 3
-    assert [each.score for each in loaded] == [min(values) for values in losses]
-    best = [[entry["epoch"] for entry in m.summary["checkpoints"] if entry["best"]] for m in members]
-    assert best == [[int(np.argmin(values)) + 1] for values in losses]
+    assert [int(np.argmin(values)) for values in losses] == [3, 0, 0]
+    assert saved_steps(tmp_path / "run") == [4 * STEPS, 6 * STEPS]
     with contextlib.closing(CheckpointStore(tmp_path / "run" / "checkpoint")) as store:
-        assert store.best().score == pytest.approx(min(means), rel=1e-6)
-
-
-@pytest.mark.full
-def test_a_best_epoch_of_a_member_that_is_not_kept_is_a_warning(tmp_path):
-    with pytest.warns(LearnerWarning, match=r"the best valid/Loss of this member was 14.\d+ at epoch 3") as warned:
-        members, loaded = best_of_members(tmp_path / "run", [0.1, 30.0, 40.0])
-    assert len(warned) == 1
-    assert loaded[2].score == members[2].history["valid/Loss"][0] > min(members[2].history["valid/Loss"])
+        assert store.best().score == min(losses[0]) == load_checkpoint(members[0].directory).score
+    with pytest.warns(LearnerWarning, match=r"its best valid/Loss, 1\.03\d+, at step 6 .*: step 24, with 1\.23\d+"):
+        assert load_checkpoint(members[1].directory, "best").score == losses[1][-1]
+    assert load_checkpoint(members[2].directory, "best").score == losses[2][0]  # which did not change
+    best = [[entry["epoch"] for entry in m.summary["checkpoints"] if entry["best"]] for m in members]
+    assert best == [[4], [3], [3]]
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ import learner
 from learner import LearnerBuilder, Output
 from learner.events import Listener, Message
 from learner.util.user_warnings import LearnerWarning, warn
+from tests.support.runs import batches, build_line
 
 PACKAGE = Path(learner.__file__).parent
 
@@ -126,12 +127,25 @@ def test_a_filter_for_every_category_is_not_for_the_warnings_of_a_run(tmp_path):
     assert any(IGNORED in text for text in messages)
 
 
-@pytest.mark.parametrize("action", ["default", "error", "ignore"])
-def test_without_a_renderer_the_warnings_of_a_run_are_those_of_python(tmp_path, action):
-    expected = pytest.raises(LearnerWarning) if action == "error" else contextlib.nullcontext()
-    with warnings.catch_warnings(record=True) as caught, expected:
+@pytest.mark.parametrize(("action", "count"), [("default", 1), ("ignore", 0), ("error", 0)])
+def test_without_a_renderer_python_shows_the_warnings_of_a_run(tmp_path, action, count):
+    """They do not end it, unless a filter for their category makes them errors."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(action)
         warn_in_a_run(tmp_path / "run", None)
     found = [(each.category, each.filename) for each in caught if IGNORED in str(each.message)]
-    assert found == [(LearnerWarning, __file__)] * (action == "default")
+    assert found == [(LearnerWarning, __file__)] * count
     assert IGNORED in (tmp_path / "run" / "experiment.log").read_text()
+
+
+def test_warnings_of_threads_have_the_line_that_trains(tmp_path):
+    """That of a logger that raises comes from the logger's thread."""
+
+    class Broken(Listener):
+        def on_event(self, event):
+            raise OSError("the server is gone")
+
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(1).renderer(None).metric_loggers(Broken())
+    with pytest.warns(LearnerWarning, match="the server is gone") as caught:
+        build_line(builder).fit(batches())
+    assert [(each.filename, each.lineno) for each in caught] == [(__file__, here() - 1)]

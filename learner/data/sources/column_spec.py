@@ -130,12 +130,13 @@ def _malformed_options(fields: Any, labels: Any, missing: Any, unknown: Any) -> 
     if missing is not None and (isinstance(missing, bool) or not isinstance(missing, int | float)):
         problems.append(f"missing is {missing!r}: it needs a number (NaN is .nan in YAML)")
     if unknown is not None and not isinstance(unknown, Mapping):
-        problems.append(f"unknown is {unknown!r}: it needs a mapping of fields with labels, such as {{'item': 0}}")
+        problems.append(f"unknown is {unknown!r}: it needs a mapping of fields with labels, such as {{'item': 1000}}")
+    labelled = list(labels) if isinstance(labels, Mapping | list | tuple) else []
     for field, number in unknown.items() if isinstance(unknown, Mapping) else ():
-        if field not in (labels or ()):
-            problems.append(f"unknown has {field!r}, which has no labels: {near(str(field), list(labels or ()))}")
+        if field not in labelled:
+            problems.append(f"unknown has {field!r}, which has no labels: {near(str(field), labelled)}")
         elif not is_int(number) or not -(2**31) <= number < 2**31:
-            problems.append(f"unknown.{field} is {number!r}: it needs a whole number of 32 bits")
+            problems.append(f"unknown.{field} is {number!r}: it needs an integer that fits into int32")
     return problems
 
 

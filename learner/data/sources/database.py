@@ -90,6 +90,12 @@ class SQLiteTable(Dataset):
             self._keys = self._read_keys(table, where, budget)
             self.labels = {field: self._names(table, field) for field in self._spec.labels}
             self._codes = {f: {name: i for i, name in enumerate(names)} for f, names in self.labels.items()}
+        for field, number in self._spec.unknown.items():
+            if (dtype := self._dtypes[field]) is not None and np.array(number).astype(dtype) != number:
+                raise LearnerError(
+                    f"{self._name}: unknown.{field} is {number}, which does not fit into {dtype}",
+                    code="data-columns-unreadable",
+                )
         if not len(self._keys):
             raise LearnerError(
                 f"{self._name} has no rows" + (f" where {where}" if where else ""), code="data-without-rows"

@@ -45,8 +45,8 @@ def csv(
         cells.
       missing: the number that replaces an empty cell, such as `nan` (in YAML `.nan`); for labels, use an empty text.
         Default: an empty cell is an error.
-      unknown: for fields with labels, the number of texts that are none of them, such as `{"item": 0}`. Default: such a
-        text is an error.
+      unknown: for fields with labels, the number of texts that are none of them, such as `{"item": 1000}` for the place
+        after 1000 labels. Default: such a text is an error.
       null_values: texts that stand for an empty cell, such as `["NA", "?"]`.
       delimiter: the character between cells.
       names: the names of the columns, if the file has no row of names.

@@ -96,7 +96,7 @@ class CheckpointWriter(ThreadOwned):
             if stops and answer.is_best:
                 # This position is already the best, so its checkpoint stays when the stopped run resumes.
                 copied = dataclasses.replace(copied, fields={**copied.fields, "at_stop": False, "at_end": True})
-            yield self._composer.compose(copied, answer.reported, answer.scores)
+            yield self._composer.compose(copied, answer.reported, answer.score)
         if stops and answer.best is not None:
             yield self._on_devices(answer.best)
 

@@ -31,21 +31,21 @@ class SaveDecisions:
         """Return the reporter's part of a save at a position."""
         best, step = self._best, position.step
         if self._reporter.halted is not None:  # no checkpoint has anything of the steps after it
-            return SaveAnswer(None, {}, None)
-        scores = self._scores(step)
+            return SaveAnswer(None, None, None)
+        score = self._score(step)
         # First: it writes the logs, and if that fails, the best snapshot must still be held.
         reported = self._reporter.snapshot(position.in_validation, with_rows)
         if best is None:
-            return SaveAnswer(reported, scores, None)
+            return SaveAnswer(reported, score, None)
         is_best = best.is_pending(step)
         # A checkpoint made only because of a stop is removed once the run has resumed, so it cannot be the best.
-        if is_best or (not at_stop and best.improves(scores["score"])):
-            best.supersede(step, scores["score"])
-        return SaveAnswer(reported, scores, best.pop(), is_best)
+        if is_best or (not at_stop and best.improves(score)):
+            best.supersede(step, score)
+        return SaveAnswer(reported, score, best.pop(), is_best)
 
     def pop_best(self) -> SaveAnswer:
         """Return the best snapshot to be written alone, if any."""
-        return SaveAnswer(None, {}, None if self._best is None else self._best.pop())
+        return SaveAnswer(None, None, None if self._best is None else self._best.pop())
 
     def decide_candidate(self) -> None:
         """Keep the oldest offered copy if it is the best so far."""
@@ -54,15 +54,14 @@ class SaveDecisions:
             self._decide(copied, self._best)
 
     def _decide(self, copied: StateCopy, best: BestSnapshot) -> None:
-        scores = self._scores(copied.position.step)
-        if self._reporter.halted is not None or not best.improves(scores["score"]):
+        score = self._score(copied.position.step)
+        if self._reporter.halted is not None or not best.improves(score):
             return
         # Only if it is the best: a snapshot copies the history and writes the logs.
         reported = self._reporter.snapshot(copied.position.in_validation, copied.has_rows)
-        snapshot = self._composer.compose(copied, reported, scores)
+        snapshot = self._composer.compose(copied, reported, score)
         with OomContext(CHECKPOINT):
             best.keep(snapshot if self._in_place else snapshot.to_host())
 
-    def _scores(self, step: int) -> dict[str, float | None]:
-        composer = self._composer
-        return self._reporter.scores(composer.monitor, composer.higher_is_better, step)
+    def _score(self, step: int) -> float | None:
+        return self._reporter.score(self._composer.monitor, self._composer.higher_is_better, step)

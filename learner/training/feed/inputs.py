@@ -108,7 +108,7 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
                 inputs.source(split).limit(options.valid_batches)
         else:
             inputs.warnings.extend(
-                f"each validation leaves out the rows of {split} behind the last full batch: build its loader without "
+                f"each validation leaves out any rows of {split} behind the last full batch: build its loader without "
                 "drop_last"
                 for split, source in inputs.valid.items()
                 if drops_rows(source)

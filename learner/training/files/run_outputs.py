@@ -15,7 +15,7 @@ from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.training.options import Options
 from learner.training.progress.position import Position
-from learner.util.user_warnings import is_ignored, warn
+from learner.util.user_warnings import LearnerWarning, Line, is_ignored, users_line, warn
 
 Files = RunFiles | NoFiles
 
@@ -30,6 +30,7 @@ class Outputs:
       listeners: the renderer and the loggers, each on a separate thread.
       saves: the saves that are not written yet.
       options: the options of the run.
+      line: the user's line that trains.
       members: the outputs of the members of a population.
     """
 
@@ -38,6 +39,7 @@ class Outputs:
     listeners: list[ListenerThread]
     saves: SaveQueue
     options: Options
+    line: Line
     members: "list[Outputs]" = dataclasses.field(default_factory=list)
 
     def report_signal(self, name: str, saves: bool) -> None:
@@ -60,25 +62,29 @@ class Outputs:
         self._show(text, logging.INFO)
 
     def warn(self, text: str) -> None:
-        """Write a warning to the log, and send it to the listeners; without a renderer, it is one of Python's. Any
-        thread may call it.
+        """Write a warning to the log, and send it to the listeners; see `_show_warning`. Any thread may call it.
 
         Raises:
-          LearnerWarning: a filter of Python makes it an error.
+          LearnerWarning: a filter of Python for this category makes it an error.
         """
         self.log.warning(text)
-        if is_ignored(text):
-            return
-        self._show(text, logging.WARNING)
-        if self.options.renderer is None and isinstance(self.files, RunFiles):  # only in the first process
-            warn(text)
+        if not is_ignored(text):
+            self._show_warning(text)
 
     def report_problem(self, text: str) -> None:
         """Warn of a problem of the outputs or of the machine. Unlike `warn` it never raises: nobody would see the error
         of a thread of theirs, which would end.
         """
         self.log.warning(text)
+        self._show_warning(text)
+
+    def _show_warning(self, text: str) -> None:
+        """Send a warning to the listeners. Without a renderer to show it, the first process issues it by `warnings`."""
         self._show(text, logging.WARNING)
+        if self.options.renderer is None and isinstance(self.files, RunFiles):
+            # Suppressed: with filters that make all warnings errors, those of threads of the run would end it.
+            with contextlib.suppress(LearnerWarning):
+                warn(text, self.line)
 
     def _show(self, text: str, level: int) -> None:
         for listener in self.listeners:
@@ -91,14 +97,15 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
     first = process == 0
     log = open_application_log(options.directory, options.application_logger, process)
     saves = SaveQueue()
-    outputs = Outputs(log, _files(options, saves) if first else NoFiles(), [], saves, options)
+    line = users_line()
+    outputs = Outputs(log, _files(options, saves) if first else NoFiles(), [], saves, options, line)
     with contextlib.ExitStack() as stack:
         # Closed in reverse: listeners first, which may still warn; then the files; the log last.
         stack.callback(close_application_log, log)
         for member in options.population.members if options.population else ():
             own = member.options(options)
             # Members share the log and the queue of saves, as each checkpoint holds all members.
-            outputs.members.append(Outputs(log, _files(own, saves), [], saves, own))
+            outputs.members.append(Outputs(log, _files(own, saves), [], saves, own, line))
         every = [outputs, *outputs.members] if first else [outputs]
         for each in every:
             stack.push(_suppressing_beside_an_error(each.files.close))

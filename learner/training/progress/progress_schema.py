@@ -132,8 +132,6 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
     malformed = [name for name, check in checks.items() if name not in progress or not check(progress[name])]
     if not _data(progress.get("data")):
         malformed.append("data")
-    if not _optional(_number)(progress.get("member_score")):
-        malformed.append("member_score")
     members = progress.get("members", [])
     if not (
         isinstance(members, list)

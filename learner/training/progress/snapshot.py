@@ -54,13 +54,13 @@ class SaveAnswer:
 
     Attributes:
       reported: the reporter's part of the checkpoint; None if no checkpoint is to be written.
-      scores: the fields of `progress` with the value of the monitored metric at its step; see `Delivery.scores`.
+      score: the value of the monitored metric at its step, or None.
       best: a snapshot of an earlier step to write as well, or None.
       is_best: True if the checkpoint represents the best epoch, whose own copy is not written yet.
     """
 
     reported: ReporterSnapshot | None
-    scores: Mapping[str, float | None]
+    score: float | None
     best: Snapshot | None
     is_best: bool = False
 
@@ -81,13 +81,13 @@ class SnapshotComposer:
     fingerprint: Mapping[str, Any]
     config: Any
 
-    def compose(self, copied: StateCopy, reported: ReporterSnapshot, scores: Mapping[str, Any]) -> Snapshot:
+    def compose(self, copied: StateCopy, reported: ReporterSnapshot, score: float | None) -> Snapshot:
         """Return the complete content of a checkpoint. Waits until the devices have computed the state.
 
         Args:
           copied: the loop's part.
           reported: the reporter's part, at the position of the copy.
-          scores: see `SaveAnswer`.
+          score: the value of the monitored metric at its step, or None.
         """
         state, p = copied.state, copied.position
         with OomContext(CHECKPOINT):  # the copy was only dispatched: a lack of memory for it shows here
@@ -102,7 +102,7 @@ class SnapshotComposer:
             "fingerprint": self.fingerprint,
             "monitor": self.monitor,
             "higher_is_better": self.higher_is_better,
-            **scores,
+            "score": score,
             "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
             "key_impl": str(jax.random.key_impl(state.rng)),
             **reported.progress,

@@ -267,11 +267,11 @@ class Delivery(ThreadOwned):
         """
         self._files.to_disk(progress["log"])
 
-    def scores(self, key: str, higher_is_better: bool, step: int) -> dict[str, float | None]:
-        """Return the fields of a checkpoint's progress with the value of the monitored metric: None unless it was
-        measured at this step and is a finite number.
+    def score(self, key: str, higher_is_better: bool, step: int) -> float | None:
+        """Return the score of a checkpoint of a step: the value of the monitored metric, or None unless it was measured
+        at this step and is a finite number.
         """
-        return {"score": finite_value(self.history.last(key), step)}
+        return finite_value(self.history.last(key), step)
 
     def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
         """Return the reporter's part of a checkpoint at the current position in the order of items.

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.checkpoint.store import MEMBER_SCORE
 from learner.events import EpochStarted
 from learner.runs.appended import shortest
 from learner.steps.population import member_of
@@ -80,16 +79,14 @@ class PopulationDelivery(Delivery):
             of_members.append(member.finish_split(dataclasses.replace(finished, values=values)))
         return means_of(of_members), {}
 
-    def scores(self, key: str, higher_is_better: bool, step: int) -> dict[str, float | None]:
-        """See `Delivery`: the mean over all members, and the best value of a member. Those that have ended count with
-        their last value, which is that of their state; otherwise the mean would change when a bad member ends.
+    def score(self, key: str, higher_is_better: bool, step: int) -> float | None:
+        """See `Delivery`: the value of the best member. Members that have ended count with their last value, as their
+        states are in each later checkpoint. A mean would compare different members once some have ended or diverged.
         """
-        mean, best = super().scores(key, higher_is_better, step)["score"], None
-        if mean is not None:
-            last = [finite_value(member.history.last(key)) for member in self.members]
-            values = [value for value in last if value is not None]
-            mean, best = float(shortest(np.float32(np.mean(values)))), (max if higher_is_better else min)(values)
-        return {"score": mean, MEMBER_SCORE: best}
+        if super().score(key, higher_is_better, step) is None:
+            return None
+        values = [finite_value(member.history.last(key)) for member in self.members]
+        return (max if higher_is_better else min)(value for value in values if value is not None)
 
     def mark_logs(self) -> None:
         """See `Delivery`."""

@@ -339,9 +339,9 @@ class Reporter(ThreadOwned):
         """Return the history of a member of a population, or of the run; see `history`."""
         return self._delivery_of(member).history
 
-    def scores(self, key: str, higher_is_better: bool, step: int) -> dict[str, float | None]:
-        """Return the value of the monitored metric at a step, on the reporter's thread; see `Delivery.scores`."""
-        return self._delivery.scores(key, higher_is_better, step)
+    def score(self, key: str, higher_is_better: bool, step: int) -> float | None:
+        """Return the score of a checkpoint of a step, on the reporter's thread; see `Delivery.score`."""
+        return self._delivery.score(key, higher_is_better, step)
 
     @property
     def halted(self) -> NonFiniteStop | None:

@@ -258,6 +258,8 @@ def test_unknown_texts_have_their_number(path):
     assert {
         item["kind"].item() for item in SQLiteTable(path, "houses", fields, labels=labels, unknown={"kind": 5})
     } == {0, 5}
+    with raises_code("data-columns-unreadable", "unknown.kind", "300", "uint8"):
+        SQLiteTable(path, "houses", fields, labels=labels, unknown={"kind": 300}, dtypes={"kind": "uint8"})
     with raises_code("data-label-unknown", "'house'", "unknown={'kind': ...}"):
         list(SQLiteTable(path, "houses", fields, labels=labels))
 

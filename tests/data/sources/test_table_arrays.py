@@ -118,6 +118,7 @@ def test_wrong_cells(cells, options, code, values):
         ({"labels": {"a": ["x", "y", "x"]}}, "data-columns-unreadable", ("labels.a", "['x', 'y', 'x']")),
         ({"missing": "0"}, "data-columns-unreadable", ("'0'",)),
         ({"missing": True, "fields": 1}, "data-columns-unreadable", ("2",)),
+        ({"unknown": {"a": 3}, "labels": 5}, "data-columns-unreadable", ("labels is 5", "'a'", "no labels")),
         ({"unknown": 3}, "data-columns-unreadable", ("unknown is 3",)),
         ({"unknown": {"a": 3}}, "data-columns-unreadable", ("'a'", "no labels")),
         ({"unknown": {"a": 0.5}, "labels": ["a"]}, "data-columns-unreadable", ("unknown.a", "0.5")),

@@ -97,7 +97,7 @@ def decided(score, at_stop):
     """Return the answer to a save of step 5 while a snapshot of step 3 with the score 0.5 is held."""
     best = BestSnapshot(higher_is_better=False, score=None, state_bytes=4)
     best.keep(SimpleNamespace(step=3, progress={"score": 0.5}))
-    reporter = SimpleNamespace(halted=None, snapshot=lambda *_: "reported", scores=lambda *_: {"score": score})
+    reporter = SimpleNamespace(halted=None, snapshot=lambda *_: "reported", score=lambda *_: score)
     composer = SimpleNamespace(monitor="valid/Loss", higher_is_better=False)
     return SaveDecisions(reporter, best, composer, "cpu").answer(Position(step=5), at_stop, with_rows=False), best
 

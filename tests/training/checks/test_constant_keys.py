@@ -9,7 +9,6 @@ from flax import nnx
 
 from learner import LearnerBuilder, RegressionOutput
 from learner.training.checks.step_checks import trace_train
-from tests.support.runs import Silent
 
 BATCH = {"x": np.ones((4, 3), np.float32), "y": np.zeros(4, np.float32)}
 KEY = jax.random.PRNGKey(3)
@@ -89,7 +88,7 @@ def test_a_key_of_the_step_in_on_batch_is_not_constant(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "warned"), [("made", True), ("given", False)])
 def test_a_run_warns_about_constant_keys(tmp_path, name, warned):
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build(model(), optax.sgd, 0.1, train_step=FOUND[name][0]).fit([BATCH])
     assert ("a key that is the same in all steps" in (tmp_path / "experiment.log").read_text()) == warned
 

@@ -10,7 +10,6 @@ from flax import nnx
 
 from learner import ClassificationOutput, LearnerBuilder, MultiLabelOutput, SequenceOutput
 from learner.training.checks.step_checks import trace_train
-from tests.support.runs import Silent
 
 CLASSES = 3
 BATCH = {
@@ -82,7 +81,7 @@ def test_an_activation_before_the_loss_is_found(name):
 def test_a_run_warns_about_activations(tmp_path):
     for function, warned in ((jax.nn.softmax, 1), (lambda x: x, 0)):
         directory = tmp_path / str(warned)
-        builder = LearnerBuilder(directory).renderer(Silent()).with_file_checkpointer(None)
+        builder = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None)
         model = {"w": jnp.ones((2, CLASSES))}
         builder.build(model, optax.sgd, 0.1, train_step=classify(function)).fit([BATCH])
         warnings = [text for text in (directory / "experiment.log").read_text().splitlines() if "WARNING" in text]

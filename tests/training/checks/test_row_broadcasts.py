@@ -8,7 +8,6 @@ import pytest
 
 from learner import LearnerBuilder
 from learner.training.checks.step_checks import trace_train
-from tests.support.runs import Silent
 
 ROWS = 4
 BATCH = {
@@ -86,7 +85,7 @@ def test_a_run_warns_about_broadcast_rows(tmp_path):
     pairs = ((BATCH["x"].sum(1)[:, None] - BATCH["y"]) ** 2).mean()
     for train, loss, warned in ((subtracted, pairs, 1), (of_one_shape, None, 0)):
         directory = tmp_path / train.__name__
-        builder = LearnerBuilder(directory).renderer(Silent()).with_file_checkpointer(None)
+        builder = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None)
         result = builder.build(model(), optax.sgd, 0.1, train_step=train).fit([BATCH])
         warnings = [text for text in (directory / "experiment.log").read_text().splitlines() if "WARNING" in text]
         assert [f"float32[{ROWS}, 1]" in text for text in warnings] == [True] * warned

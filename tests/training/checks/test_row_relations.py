@@ -12,7 +12,6 @@ from learner import LearnerBuilder, RegressionOutput
 from learner.steps.outputs import Output, as_output, weighted_mean
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training.checks.row_relations import warnings_of_parts
-from tests.support.runs import Silent
 
 ROWS, WIDTH = 8, 8  # equal, so that shapes alone do not identify rows
 _rng = np.random.default_rng(4)
@@ -276,7 +275,7 @@ def test_splitting_a_batch_is_warned_about(strategy, accumulate, parts):
 
 
 def fit(directory, strategy, accumulate=1):
-    builder = LearnerBuilder(directory).renderer(Silent()).with_file_checkpointer(None).strategy(strategy)
+    builder = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None).strategy(strategy)
     learner = builder.grads_accumulation(accumulate).build(model(), optax.sgd, 0.1, train_step=in_batch_negatives)
     half = {name: x[: ROWS // accumulate] for name, x in BATCH.items()}
     result = learner.fit([half] * accumulate)

@@ -49,7 +49,7 @@ from learner.training.checks.step_checks import check_predict, check_train, chec
 from learner.training.programs.compilation import CompileTimes
 from learner.util.trees import nonfinite_leaves
 from tests.support.codes import raises_code
-from tests.support.runs import Silent, line
+from tests.support.runs import line
 from tests.support.small_models import BATCH as BATCH_OF_CASES
 from tests.support.small_models import EquinoxNet, dict_step, make_dict, make_normed, normed_step
 
@@ -153,7 +153,7 @@ def test_a_step_that_uses_a_tracer_of_an_earlier_call_is_refused(tmp_path, sizes
         kept.append(loss)
         return dataclasses.replace(output, loss=loss)
 
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     batches = [jax.tree.map(lambda x, n=n: x[:n], BATCH) for n in sizes]
     with raises_code("step-keeps-tracer", "kept", "jax.checking_leaks()"):
         builder.build(model(), optax.sgd, 0.1, train_step=keeping).fit(batches)
@@ -852,7 +852,7 @@ def test_unchanged_parameters_are_not_named():
 
 @pytest.mark.full
 def test_a_run_warns_about_replaced_parameters(tmp_path):
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build({**model(), "carry": jnp.zeros(2)}, optax.sgd, 0.1, train_step=counted).fit([BATCH])
     assert "train_step replaces carry in its model, which has no effect" in (tmp_path / "experiment.log").read_text()
 
@@ -913,7 +913,7 @@ def test_items_that_a_step_assigns_without_returning_them_are_named(tmp_path, st
     given = {**model(), "n": number}
     learner = learner_for(step, given=given)
     assert list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).lost) == names
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None).num_epochs(1)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)
     result = builder.build(given, optax.sgd, 0.1, train_step=step).fit([BATCH] * 3).model
     assert int(result["n"] if isinstance(number, jax.Array) else result["n"][...]) == count
     assert result.keys() == given.keys()
@@ -967,7 +967,7 @@ def test_arrays_in_place_of_none_are_named(name):
 @pytest.mark.full
 def test_a_run_warns_about_assigned_attributes(tmp_path):
     """The count is the same in each step, so a warm-up that reads it would never progress."""
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     result = builder.build(Counting(), optax.sgd, 0.1, train_step=of_module).fit([BATCH])
     assert (result.model.count, result.model.kept[...]) == (0, 1)
     assert "of its model, which has no effect: attributes" in (tmp_path / "experiment.log").read_text()
@@ -1041,7 +1041,7 @@ def test_equinox_layers_in_eval_mode_that_a_step_runs_in_train_mode_are_named(tm
         learner = learner_for(fn, given=pair)
         traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
         assert traced.switched == named
-    LearnerBuilder(tmp_path).renderer(Silent()).build(pair, optax.sgd, 0.1, train_step=summed).fit([BATCH_OF_CASES])
+    LearnerBuilder(tmp_path).renderer(None).build(pair, optax.sgd, 0.1, train_step=summed).fit([BATCH_OF_CASES])
     assert "1.drop of the model was in eval mode" in (tmp_path / "experiment.log").read_text()
 
 
@@ -1086,7 +1086,7 @@ def test_an_update_that_returns_its_parameters_unchanged_is_noticed():
     ],
 )
 def test_a_run_warns_about_updates_without_effect(tmp_path, change, lr, warnings):
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     update = lambda state, batch, lr, rng: ({"w": change(state["w"], lr)}, classify(state, batch))  # noqa: E731
     builder.build(model(), None, lr, update=update).fit([BATCH])
     log = (tmp_path / "experiment.log").read_text()
@@ -1116,7 +1116,7 @@ def test_a_run_warns_about_frozen_parameters_that_a_step_changes(tmp_path, body,
     def step(model, batch):
         return ClassificationOutput.from_logits(model.head(body(model, batch["x"])), batch["label"])
 
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None).freeze("^body")
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).freeze("^body")
     result = builder.build(Normalized(), optax.sgd, 0.0, train_step=step).fit([BATCH])
     changed = not np.array_equal(result.model.body.kernel[...], Normalized().body.kernel[...])
     assert (changed, "train_step assigns body.kernel" in (tmp_path / "experiment.log").read_text()) == (normalizes,) * 2
@@ -1198,7 +1198,7 @@ def host_generators(step, builder=None):
 
 @pytest.mark.full
 def test_a_run_warns_about_host_numbers(tmp_path):
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     noisy = lambda model, batch: classify(model, {**batch, "x": batch["x"] + np.random.rand()})  # noqa: E731
     builder.build(model(), optax.sgd, 0.1, train_step=noisy).fit([BATCH])
     assert "draws random numbers from np.random" in (tmp_path / "experiment.log").read_text()
@@ -1207,7 +1207,7 @@ def test_a_run_warns_about_host_numbers(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("noise", [np.random.rand, lambda: 0.5])
 def test_a_run_warns_about_host_numbers_in_validation(tmp_path, noise):
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     noisy = lambda model, batch: classify(model, {**batch, "x": batch["x"] + noise()})  # noqa: E731
     data = {"valid": [BATCH], "other": [BATCH]}
     builder.build(model(), optax.sgd, 0.1, train_step=classify, valid_step=noisy).fit([BATCH], data)
@@ -1267,7 +1267,7 @@ def test_a_loss_without_parameters_is_detected():
     ],
 )
 def test_a_run_warns_if_nothing_is_trained(tmp_path, optimizer, lr, train, warned):
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build(model(), optimizer, lr, train_step=train).fit([BATCH])
     warnings = [line for line in (tmp_path / "experiment.log").read_text().splitlines() if "WARNING" in line]
     assert [warned in line for line in warnings] == [True] * (warned is not None)
@@ -1281,7 +1281,7 @@ def test_linen_statistics_outside_the_state_are_warned_about(tmp_path):
     def train(model, batch):
         return RegressionOutput.from_predictions(module.apply(model, batch["x"]), batch["x"])
 
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build(variables, optax.sgd, 0.1, train_step=train).fit([BATCH])
     assert "Linen(module, variables) updates them" in (tmp_path / "experiment.log").read_text()
 

@@ -10,7 +10,6 @@ from flax import nnx
 from learner import LearnerBuilder, RegressionOutput
 from learner.training.checks.step_checks import trace_valid
 from learner.training.checks.validation_state import carried_state
-from tests.support.runs import Silent
 
 BATCH = {"x": np.ones((4, 3), np.float32), "y": np.zeros(4, np.float32)}
 
@@ -95,7 +94,7 @@ class Adding(nnx.Module):
 @pytest.mark.full
 def test_a_valid_step_may_add_variables(tmp_path):
     assert carried(tmp_path, Adding()) == []
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
     builder.build(Adding(), optax.sgd, 0.1).fit([BATCH], [BATCH])
 
 
@@ -118,6 +117,6 @@ def test_state_of_a_returned_model_is_named(tmp_path, jitted):
 @pytest.mark.full
 @pytest.mark.parametrize(("writes", "warned"), [(("carry",), True), (("count",), False)], ids=str)
 def test_a_run_warns_about_carried_state(tmp_path, writes, warned):
-    builder = LearnerBuilder(tmp_path).renderer(Silent()).with_file_checkpointer(None).num_epochs(1)
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)
     builder.build(Model(writes), optax.sgd, 0.1).fit([BATCH], [BATCH, BATCH])
     assert ("valid_step reads and changes carry" in (tmp_path / "experiment.log").read_text()) == warned

@@ -14,7 +14,6 @@ from learner.data import DataLoaderBuilder
 from learner.training.definition import TrainingDefinition
 from learner.util import executables
 from tests.support.codes import raises_code
-from tests.support.runs import Silent
 
 
 def step(model, batch):
@@ -43,7 +42,7 @@ def test_the_first_program_compiles_during_initialization(tmp_path, monkeypatch)
     waited = []
     monkeypatch.setattr(TrainingDefinition, "init_ahead", late)
     executables.clear()
-    built = LearnerBuilder(tmp_path / "run").renderer(Silent()).with_batch_size(8)
+    built = LearnerBuilder(tmp_path / "run").renderer(None).with_batch_size(8)
     result = built.build(lambda: {"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=step).fit(data())
     assert len(result.history["train/Loss"]) == 1
     assert waited == [True]
@@ -62,13 +61,13 @@ def test_initialization_compiles_while_steps_are_traced(tmp_path, monkeypatch):
 
     monkeypatch.setattr(executables._SharedProgram, "compile_ahead", recorded)
     executables.clear()
-    built = LearnerBuilder(tmp_path / "run").renderer(Silent()).num_steps(1)
+    built = LearnerBuilder(tmp_path / "run").renderer(None).num_steps(1)
     built.build(lambda: {"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=step).fit(data())
     assert order[:2] == ["all_parts", "train"]
 
 
 def test_a_failing_initialization_leaves_no_run(tmp_path):
-    built = LearnerBuilder(tmp_path / "run").renderer(Silent())
+    built = LearnerBuilder(tmp_path / "run").renderer(None)
     fitted = built.build(lambda: {"w": jnp.full(3, jnp.nan)}, optax.sgd, 0.1, train_step=step)
     with raises_code("model-parameters-nonfinite"):
         fitted.fit(data())
