@@ -176,7 +176,8 @@ class StepsEnded(Event):
 
 @dataclasses.dataclass(frozen=True)
 class SplitEnded(Event):
-    """The values of a split, after its last step of an epoch or after a validation.
+    """The values of a split, after its last step of an epoch or after a validation; that before the first step is of
+    epoch 0.
 
     `values` maps a metric's name to a float, or to a text if it is not numeric. `at_step` is the optimizer step of a
     validation inside an epoch; `None` for a single validation at the end. `pictures` maps each metric that can be drawn
