@@ -148,8 +148,8 @@ def test_a_member_that_is_not_finite_does_not_resume(tmp_path):
 
 @pytest.mark.full
 def test_the_best_is_that_of_the_member(tmp_path):
-    """The losses of a high rate increase, so that its best checkpoint is its first, and that of the mean is another
-    one.
+    """The losses of a high rate increase, so that its best checkpoint is its first, and that of the population is
+    another one.
     """
     high, low = population(tmp_path / "run", 4, (3.0, 0.05))
     first = int(np.argmin(losses(high))) + 1
