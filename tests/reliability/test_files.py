@@ -135,6 +135,7 @@ def on_a_small_disk(tmp_path, policy, what):
         "PYTHONPATH": str(Path(learner.__file__).parents[1]),
         "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONWARNINGS": "ignore",  # those of the run, which has no renderer
     }
     (tmp_path / "disk").mkdir()
     words = [tmp_path / "disk", tmp_path, sys.executable, support / "disks.py", policy, what]

@@ -78,6 +78,13 @@ class Outputs:
         self.log.warning(text)
         self._show_warning(text)
 
+    def report_stuck(self, text: str) -> None:
+        """Warn of a run that does not move, as `report_problem` does, but not by `warnings`: the stuck thread may hold
+        the lock of standard error.
+        """
+        self.log.warning(text)
+        self._show(text, logging.WARNING)
+
     def _show_warning(self, text: str) -> None:
         """Send a warning to the listeners. Without a renderer to show it, the first process issues it by `warnings`."""
         self._show(text, logging.WARNING)

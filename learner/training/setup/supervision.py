@@ -46,4 +46,4 @@ def _answer(run: Run, request: str, sender: str) -> None:
 
 def _report_stall(outputs: Outputs, text: str, stacks: str) -> None:
     outputs.log.warning("%s; the stacks of all threads:\n%s", text, stacks)
-    outputs.report_problem(f"{text}; experiment.log has the stack of each thread")
+    outputs.report_stuck(f"{text}; experiment.log has the stack of each thread")
