@@ -220,7 +220,7 @@ class Delivery(ThreadOwned):
         seconds = now - self._split_began.pop(split, now)
         self._files.close_split(split, epoch, values, at_step)
         if step == 0:
-            epoch = 0  # before the first epoch, of which only the files are
+            epoch = 0  # before the first epoch; only its lines in the files are among those of epoch 1
         if at_step is not None:
             self._files.journal("validation", epoch=epoch, step=step, values=by_key)
         self.history.record(split, epoch, step, values)
