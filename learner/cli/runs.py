@@ -16,7 +16,9 @@ from learner.reports.html_report import write_report
 from learner.reports.pictures import AXES, picture
 from learner.reports.plots import refuse_path
 from learner.runs import control_files as asking
+from learner.runs.comparison import Comparison
 from learner.runs.comparison import compare as compared
+from learner.runs.comparison_means import ComparisonMeans, compare_means
 from learner.runs.difference import difference
 from learner.runs.find import each_run, find_runs, run_directories
 from learner.runs.layout import missing_text
@@ -32,7 +34,10 @@ SETTINGS = 6
 
 COMPARE = """\
 Prints a table of runs: the settings that differ between their configs, and the best and the last value of each metric,
-with the epoch of the best. A directory that is not a run stands for all runs in it."""
+with the epoch of the best. A directory that is not a run stands for all runs in it.
+
+With --over=seed, runs that differ only in the seed share a row: the number of runs, and the mean and the standard
+deviation of the best values of each metric."""
 
 DIFF = """\
 Shows what differs between two runs (settings, facts about the data, the train step, the commit, versions and devices),
@@ -109,9 +114,11 @@ def _print_difference(content: Mapping[str, Any], lines: Sequence[str], differs:
 
 
 def compare(words: Sequence[str]) -> int:
-    """`learner compare DIR... [--sort COLUMN] [--metric NAME] [--json | --csv]`."""
+    """`learner compare DIR... [--over KEY] [--sort COLUMN] [--metric NAME] [--json | --csv]`."""
     parser = Parser("compare", COMPARE)
     parser.add_argument("directories", metavar="DIR", nargs="+", help="directories of runs")
+    about = "a setting in which the runs of a row differ, such as seed; repeat for more"
+    parser.add_argument("--over", metavar="KEY", action="append", default=[], help=about)
     parser.add_argument(
         "--sort", metavar="COLUMN", help="a metric (the best run first), a setting, seconds, steps, ..."
     )
@@ -124,7 +131,11 @@ def compare(words: Sequence[str]) -> int:
     line = parser.read(words)
     if line.json and line.csv:
         parser.error("--json and --csv exclude each other")
-    found = compared(each_run(line.directories), line.metric, line.sort)
+    found: Comparison | ComparisonMeans
+    if line.over:
+        found = compare_means(compared(each_run(line.directories), line.metric), line.over, line.sort)
+    else:
+        found = compared(each_run(line.directories), line.metric, line.sort)
     if line.json:
         print(json.dumps(encode(found.rows), indent=2, allow_nan=False))
         return 0

@@ -13,11 +13,22 @@ from learner.util.discovery import import_lazily
 
 if TYPE_CHECKING:
     from learner.runs.comparison import Comparison, compare
+    from learner.runs.comparison_means import ComparisonMeans, compare_means
     from learner.runs.find import each_run, find_runs
     from learner.runs.run_reader import RunReader, Status
     from learner.runs.thinning import Series
 
-    __all__ = ["Comparison", "RunReader", "Series", "Status", "compare", "each_run", "find_runs"]
+    __all__ = [
+        "Comparison",
+        "ComparisonMeans",
+        "RunReader",
+        "Series",
+        "Status",
+        "compare",
+        "compare_means",
+        "each_run",
+        "find_runs",
+    ]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = import_lazily(__name__)

@@ -42,12 +42,14 @@ class Comparison:
       rows: a mapping for each run: `run`, `directory`, `status`, `epochs`, `steps`, `seconds`, the settings by key
         (with the prefix `config.` if another column has that name), and for each metric `<key> best`, `<key> best
         epoch` and `<key> last`, or `None` if the run has no value.
+      higher: the metrics of which higher values are better.
     """
 
     settings: tuple[str, ...]
     metrics: tuple[str, ...]
     requested: tuple[str, ...]
     rows: tuple[Row, ...]
+    higher: frozenset[str]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -70,7 +72,7 @@ class Comparison:
             the first settings before the rest.
         """
         first = self.settings[:settings]
-        shown = [key for key in self.settings if key in first or _column(key) in self.requested]
+        shown = [key for key in self.settings if key in first or setting_column(key) in self.requested]
         columns = self._columns(shown, ())
         if width is None:
             return _table(columns.values())
@@ -99,11 +101,11 @@ class Comparison:
         add("epochs", "epochs", (str(row["epochs"]) for row in self.rows))
         add("steps", "steps", (str(row["steps"]) for row in self.rows))
         add("seconds", "time", (duration(row["seconds"]) for row in self.rows))
-        title = _last_part(self.settings)
+        title = last_part(self.settings)
         for key in settings:
-            texts = [" ".join(text_of(row[_column(key)]).split()) for row in self.rows]
+            texts = [" ".join(text_of(row[setting_column(key)]).split()) for row in self.rows]
             short = [abbreviate(text, CELL) for text in texts]
-            columns[_column(key)] = title(key), short if len({*short}) == len({*texts}) else texts
+            columns[setting_column(key)] = title(key), short if len({*short}) == len({*texts}) else texts
         for key in self.metrics:
             best, epoch, last = ([row[f"{key} {what}"] for row in self.rows] for what in ("best", "best epoch", "last"))
             if "last" in left_out:
@@ -116,7 +118,7 @@ class Comparison:
     def _fitting(self, columns: Mapping[str, list[str]], settings: Sequence[str], width: int) -> list[list[str]]:
         """Return the columns that fit, in order: always the requested ones, then the most important ones."""
         needed = [name for name in ("run", *self.requested, *self.metrics[:1]) if name in columns]
-        others = ["status", *map(_column, settings), *self.metrics, *columns]
+        others = ["status", *map(setting_column, settings), *self.metrics, *columns]
         kept, used = set(), -GAP
         for name in dict.fromkeys([*needed, *others]):
             size = max(map(len, columns[name])) + GAP
@@ -211,11 +213,12 @@ def compare(
     chosen += [sort] if sort in known and sort not in chosen else []
     settings = _differing(summaries)
     rows = [_row(run, settings, chosen) for run in summaries]
+    higher = frozenset().union(*(run.higher for run in summaries))
     if sort is not None:
         column = _sort_column(sort, rows[0], chosen, settings)
-        rows = _sorted(rows, column, is_descending=any(column in run.higher for run in summaries))
+        rows = _sorted(rows, column, is_descending=column in higher)
         requested = [*requested, column]
-    return Comparison(tuple(settings), tuple(chosen), tuple(dict.fromkeys(requested)), tuple(rows))
+    return Comparison(tuple(settings), tuple(chosen), tuple(dict.fromkeys(requested)), tuple(rows), higher)
 
 
 def _keys(name: str, known: Sequence[str]) -> list[str]:
@@ -295,7 +298,7 @@ def _differing_facts(runs: Sequence[_RunSummary], settings: Sequence[str]) -> li
 
 
 def _row(run: _RunSummary, settings: Sequence[str], metrics: Sequence[str]) -> Row:
-    row = {**run.fixed, **{_column(key): run.settings.get(key) for key in settings}}
+    row = {**run.fixed, **{setting_column(key): run.settings.get(key) for key in settings}}
     for key in metrics:
         best, last = run.best.get(key), run.last.get(key)
         row |= {f"{key} best": _value(best), f"{key} best epoch": best and best.epoch, f"{key} last": _value(last)}
@@ -309,7 +312,7 @@ def _value(point: Point | None) -> float | str | None:
 def _sort_column(sort: str, row: Row, metrics: Sequence[str], settings: Sequence[str]) -> str:
     """Return the key of the metric, or the column of `row`, that `sort` names."""
     key = next((key for key in metrics if sort in (key, key.split("/", 1)[1])), None)
-    names = {_last_part(settings)(setting): _column(setting) for setting in settings}
+    names = {last_part(settings)(setting): setting_column(setting) for setting in settings}
     column = key or names.get(sort, "seconds" if sort == "time" else sort)
     if key is None and column not in row:
         raise LearnerError(
@@ -323,19 +326,19 @@ def _sorted(rows: list[Row], column: str, is_descending: bool) -> list[Row]:
     if column not in rows[0]:  # a metric
         best = f"{column} best"
         column = best if any(row[best] is not None for row in rows) else f"{column} last"
-    sign = -1.0 if is_descending else 1.0
-
-    def rank(row: Row) -> tuple[int, float, Any]:
-        value = row[column]
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            return 2, 0.0, []
-        number = isinstance(value, int | float)
-        return (0, sign * value, []) if number else (1, 0.0, by_number(text_of(value)))
-
-    return sorted(rows, key=rank)
+    return sorted(rows, key=lambda row: sort_rank(row[column], is_descending))
 
 
-def _column(setting: str) -> str:
+def sort_rank(value: Any, is_descending: bool) -> tuple[int, float, Any]:
+    """Return the sort key of a value of a column: numbers, then texts, then missing values and NaN."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return 2, 0.0, []
+    if isinstance(value, int | float):
+        return 0, -value if is_descending else value, []
+    return 1, 0.0, by_number(text_of(value))
+
+
+def setting_column(setting: str) -> str:
     """Return the column of a setting, whose key may equal that of another column."""
     return f"config.{setting}" if setting in FIXED else setting
 
@@ -352,7 +355,7 @@ def _cell(value: float | str | None) -> str:
     return str(value) if isinstance(value, int) else short(value)
 
 
-def _last_part(keys: Sequence[str]) -> Callable[[str], str]:
+def last_part(keys: Sequence[str]) -> Callable[[str], str]:
     """Return the shortest unique suffix of each key that does not begin with an index."""
 
     def name(key: str) -> str:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import operator
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from learner.errors import LearnerError, near
 from learner.runs.flat_config import text_of
 from learner.runs.history import History, Point, read_history
 from learner.runs.layout import read_summary
+from learner.runs.spread import FEWEST, Spread
 from learner.steps.population import member_of
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
@@ -26,7 +26,6 @@ from learner.training.reporting.population_delivery import means_of
 from learner.training.result import LearningResult, RunFunction, finished_runner, result_of
 from learner.training.run import Run
 from learner.training.setup.dispatch_plan import make_runner
-from learner.util.confidence import student_factor
 from learner.util.fragments import fragment, table
 from learner.util.text import aligned, join_names, short
 
@@ -101,48 +100,6 @@ def _no_best_model() -> Any:
         "a member of a population keeps no model of its best epoch; result[i].model is the one after the last step",
         code="learner-best-not-kept",
     )
-
-
-FEWEST = 3
-"""The fewest members for which a table shows the interval of the mean: for two, it is 18 standard deviations wide."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """The statistics of a metric over members that differ in one value only, such as the seed.
-
-    Attributes:
-      values: the values that they have in common.
-      count: the number of members whose value is finite.
-      mean: the mean of their best values.
-      std: the standard deviation (of a sample, with `count - 1`), NaN for one member.
-      low: the lower end of the 95 % interval of the mean, by Student's t distribution, NaN for one member.
-      high: its upper end.
-    """
-
-    values: Mapping[str, Any]
-    count: int
-    mean: float
-    std: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], numbers: Sequence[float]) -> "Spread":
-        """Return the statistics of numbers; those that are not finite are left out.
-
-        >>> spread = Spread.of({"lr": 0.1}, [1.0, 2.0, 3.0])
-        >>> spread.mean, spread.std, round(spread.low, 4), round(spread.high, 4)
-        (2.0, 1.0, -0.4841, 4.4841)
-        """
-        finite = [x for x in numbers if math.isfinite(x)]
-        count = len(finite)
-        mean = statistics.fmean(finite) if finite else math.nan
-        if count < 2:
-            return cls(values, count, mean, math.nan, math.nan, math.nan)
-        std = statistics.stdev(finite)
-        half = student_factor(count) * std / math.sqrt(count)
-        return cls(values, count, mean, std, mean - half, mean + half)
 
 
 def _cell(value: Any) -> str:

@@ -40,6 +40,21 @@ def test_compare_as_json_and_csv(two, learner):
     assert "valid/Loss best" not in table[0]
 
 
+def test_compare_means_over_seeds(two, learner):
+    write_run("runs/c", {"train/Loss": [0.8], "valid/Loss": [0.8, 0.9]}, config="seed: 2\n")
+    code, out, err = learner("compare", "runs", "--over", "seed", "--metric", "valid/Loss", "--sort=valid/Loss")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["runs", "valid/Loss", "std"]
+    assert lines[1].split() == ["3", "0.7", "0.1414"]  # of 0.6 and 0.8; the third one is infinite
+    assert lines[2] == "1 run without a finite value of valid/Loss"
+    (row,) = json.loads(learner("compare", "runs", "--over=seed", "--json")[1])
+    assert (row["runs"], row["valid/Loss best mean"], row["valid/Loss last mean"]) == (3, 0.7, 0.8)
+    (line,) = csv.DictReader(io.StringIO(learner("compare", "runs", "--over=seed", "--csv")[1]))
+    assert line["valid/Loss best count"] == "2"
+    assert learner("compare", "runs", "--over=sed")[0] != 0
+
+
 def test_number_of_settings_is_bounded(workplace, learner):
     for number in (1, 2):
         write_run(f"runs/{number}", config="".join(f"key{i}: {number}\n" for i in range(8)))

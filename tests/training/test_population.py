@@ -36,10 +36,11 @@ from learner.renderers import PlainRenderer
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
 from learner.runs.layout import read_summary
+from learner.runs.spread import Spread
 from learner.strategies import Sharded
 from learner.training.checks import population_checks
 from learner.training.population import population_of
-from learner.training.population_result import PopulationResult, PopulationSummary, Spread
+from learner.training.population_result import PopulationResult, PopulationSummary
 from learner.training.preflight import read_checked
 from learner.training.selection import Exploit
 from learner.training.setup import assembly
@@ -346,14 +347,6 @@ def test_statistics(four):
         result.summary("valid/Loss", over="sed")
     with raises_code("population-one-model"):
         _ = result.model
-
-
-def test_the_interval_of_five_seeds():
-    """The 97.5 % quantile of Student's t distribution with four degrees of freedom is 2.776445."""
-    spread = Spread.of({}, [1.0, 2.0, 3.0, 4.0, 5.0, float("nan")])
-    assert (spread.count, spread.mean) == (5, 3.0)
-    assert spread.high - 3 == pytest.approx(2.776445 * np.sqrt(2.5) / np.sqrt(5), rel=1e-6)
-    assert np.isnan(Spread.of({}, [1.0]).low)
 
 
 def test_a_table_has_intervals_with_three_or_more_members():

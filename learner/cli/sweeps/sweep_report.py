@@ -12,8 +12,9 @@ from learner.config.sweep_space import SweepMember
 from learner.errors import LearnerError, near
 from learner.runs.flat_config import text_of
 from learner.runs.layout import ENDS, read_summary
+from learner.runs.spread import Spread
 from learner.training.monitors import default_monitor
-from learner.training.population_result import PopulationSummary, Spread
+from learner.training.population_result import PopulationSummary
 from learner.util.json_values import decode, encode
 from learner.util.text import short
 
