@@ -298,7 +298,8 @@ def test_the_commands_about_runs(tmp_path, monkeypatch):
     assert len(lines) >= 9
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    write_run("runs/digits", {"train/Loss": [2.0, 1.0], "valid/Loss": [2.0, 1.0], "valid/Accuracy": [0.5, 0.75]})
+    values = {"train/Loss": [2.0, 1.0], "valid/Loss": [2.0, 1.0], "valid/Accuracy": [0.5, 0.75]}
+    write_run("runs/digits", values, config="seed: 0\n")
     for line in lines:
         with contextlib.redirect_stdout(io.StringIO()):
             assert main(shlex.split(line)[1:]) == 0, line
@@ -464,7 +465,8 @@ def test_the_commands_about_watching(tmp_path, monkeypatch):
     monkeypatch.setattr("learner.cli.watch.refuse_pipes", lambda: None)
     shown = []
     monkeypatch.setattr("learner.reports.live.app.watch", lambda *given: shown.append(given) or 0)
-    write_run("runs/digits", {"train/Loss": [2.0, 1.0], "valid/Loss": [2.0, 1.0], "valid/Accuracy": [0.5, 0.75]})
+    values = {"train/Loss": [2.0, 1.0], "valid/Loss": [2.0, 1.0], "valid/Accuracy": [0.5, 0.75]}
+    write_run("runs/digits", values, config="seed: 0\n")
     for line in lines:
         assert main(shlex.split(line)[1:]) == 0, line
     assert [view.x for _, view, _ in shown] == ["step", "step", "epoch"]

@@ -43,6 +43,7 @@ class Comparison:
         (with the prefix `config.` if another column has that name), and for each metric `<key> best`, `<key> best
         epoch` and `<key> last`, or `None` if the run has no value.
       higher: the metrics of which higher values are better.
+      equal: the keys of the settings and facts that do not differ.
     """
 
     settings: tuple[str, ...]
@@ -50,6 +51,7 @@ class Comparison:
     requested: tuple[str, ...]
     rows: tuple[Row, ...]
     higher: frozenset[str]
+    equal: frozenset[str]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -218,7 +220,8 @@ def compare(
         column = _sort_column(sort, rows[0], chosen, settings)
         rows = _sorted(rows, column, is_descending=column in higher)
         requested = [*requested, column]
-    return Comparison(tuple(settings), tuple(chosen), tuple(dict.fromkeys(requested)), tuple(rows), higher)
+    equal = frozenset(key for run in summaries for key in run.settings).difference(settings)
+    return Comparison(tuple(settings), tuple(chosen), tuple(dict.fromkeys(requested)), tuple(rows), higher, equal)
 
 
 def _keys(name: str, known: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from learner.errors import LearnerError, near
+from learner.errors import LearnerError, first_of, near
 from learner.runs.comparison import PROGRAM, Comparison, Row, last_part, setting_column, sort_rank
 from learner.runs.flat_config import text_of
 from learner.runs.spread import FEWEST, Spread
@@ -116,9 +116,9 @@ def compare_means(comparison: Comparison, over: Sequence[str] = ("seed",), sort:
         the order of the comparison.
 
     Raises:
-      LearnerError: the runs do not differ in such a setting, or there is no such column.
+      LearnerError: the runs have no such setting, or there is no such column.
     """
-    keys = [_key_of(comparison.settings, name) for name in over]
+    keys = [_key_of(comparison, name) for name in over]
     others = [key for key in comparison.settings if key not in keys]
     given = [key for key in others if not _is_fact(key)]
     groups: dict[str, list[Row]] = {}
@@ -134,16 +134,18 @@ def compare_means(comparison: Comparison, over: Sequence[str] = ("seed",), sort:
     return ComparisonMeans(tuple(keys), tuple(settings), tuple(varying), tuple(metrics), tuple(rows))
 
 
-def _key_of(settings: Sequence[str], name: str) -> str:
-    title = last_part(settings)
-    found = next((key for key in settings if name in (key, title(key))), None)
-    if found is None:
-        differing = f"they differ in {join_names(settings, SHOWN)}" if settings else "they differ in no setting"
+def _key_of(comparison: Comparison, name: str) -> str:
+    known = [*comparison.settings, *sorted(comparison.equal)]
+    title = last_part(comparison.settings)
+    matching = [key for key in known if key == name] or [
+        key for key in known if name == title(key) or key.endswith(f".{name}")
+    ]
+    if not matching:
         raise LearnerError(
-            f"the runs do not differ in {name!r}: {near(name, list(settings)) if settings else differing}",
+            f"the runs have no setting {name!r}: {near(name, known, first_of(known))}",
             code="run-column-unknown",
         )
-    return found
+    return matching[0]
 
 
 def _is_fact(key: str) -> bool:

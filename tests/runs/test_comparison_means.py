@@ -108,5 +108,10 @@ def test_unknown_columns_are_refused(runs):
         compare_means(comparison, ["sed"])
     with raises_code("run-column-unknown"):
         compare_means(comparison, sort="valid/Loss")
-    with raises_code("run-column-unknown"):
-        compare_means(compare(runs[:1]))  # one run differs in nothing
+
+
+def test_one_run_is_a_row(runs):
+    """A table of a study that has just begun: the seed does not differ yet."""
+    means = compare_means(compare(runs[:1], ["Score"]))
+    assert (means.settings, means.rows[0]["runs"]) == ((), 1)
+    assert [line.split() for line in means.lines()] == [["runs", "valid/Score", "std"], ["1", "0.7", "-"]]
