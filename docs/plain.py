@@ -24,6 +24,7 @@ BASES = {  # base classes of the reference that are documented where they are de
     "ClassMetric": "learner.metrics.class_counts",
     "MatrixMetric": "learner.metrics.matrix",
     "RankingMetric": "learner.metrics.ranking",
+    "RetrievalMetric": "learner.metrics.retrieval",
     "RunLogger": "learner.loggers.base",
 }
 

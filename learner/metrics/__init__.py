@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         QuantileLoss,
         RootMeanSquaredError,
     )
+    from learner.metrics.retrieval import MRR, NDCG
     from learner.metrics.rouge import RougeL
     from learner.metrics.rows import kept_rows
     from learner.metrics.sequences import BitsPerCharacter, ExactMatch, TokenAccuracy
@@ -68,7 +69,9 @@ if TYPE_CHECKING:
     __all__ = [
         "AUROC",
         "BLEU",
+        "MRR",
         "MSSSIM",
+        "NDCG",
         "PSNR",
         "R2",
         "SSIM",

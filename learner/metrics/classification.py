@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
@@ -11,7 +10,7 @@ from learner.metrics.class_arguments import as_int, is_integral
 from learner.metrics.counts import Fraction
 from learner.metrics.means import FractionMetric
 from learner.metrics.rows import as_int32, kept_rows
-from learner.metrics.scores import read_scores
+from learner.metrics.scores import classes_before, read_scores
 
 HAMMING = "learner.metrics.Hamming() is how often they are wrong, 1 - accuracy (in a config: `metrics: [Hamming]`)"
 
@@ -41,7 +40,7 @@ class _HitRate(FractionMetric):
         counted = kept_rows(self.name, output, targets.shape)
         if self.ignore_label is not None:
             counted &= targets != self.ignore_label
-        return state.add(_rank(logits, targets) < self._k, counted)
+        return state.add(classes_before(logits, targets) < self._k, counted)
 
     def _check(self, output: Any, logits: Array, targets: Array) -> None:
         several = logits.shape == targets.shape
@@ -126,18 +125,3 @@ class TopKAccuracy(_HitRate):
                 k=k,
             )
         super().__init__(f"Top-{k} Accuracy", k, ignore_label)
-
-
-def _rank(logits: Array, targets: Array) -> Array:
-    """Return the number of classes ranked before the label: int32 `[...]`. All classes are before a label outside the
-    classes.
-
-    Comparing is cheaper than sorting. The comparisons are negated so that NaN ranks before everything, and nothing
-    ranks after a NaN.
-    """
-    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    labels = targets[..., None]
-    known = (labels >= 0) & (labels < logits.shape[-1])
-    score = jnp.take_along_axis(logits, jnp.where(known, labels, 0), axis=-1)
-    before = jnp.where(classes < labels, ~(logits < score), ~(logits <= score))
-    return (before | ~known).sum(-1, dtype=jnp.int32)

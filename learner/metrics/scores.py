@@ -123,6 +123,21 @@ def read_scores(name: str, output: Any, classes: int | None = None, ignore_label
     return Scores(wide(logits)[0], labels, counted)
 
 
+def classes_before(logits: Array, targets: Array) -> Array:
+    """Return the number of classes ranked before the label: int32 `[...]`. All classes are before a label outside the
+    classes.
+
+    Comparing is cheaper than sorting. The comparisons are negated so that NaN ranks before everything, and nothing
+    ranks after a NaN.
+    """
+    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    labels = targets[..., None]
+    known = (labels >= 0) & (labels < logits.shape[-1])
+    score = jnp.take_along_axis(logits, jnp.where(known, labels, 0), axis=-1)
+    before = jnp.where(classes < labels, ~(logits < score), ~(logits <= score))
+    return (before | ~known).sum(-1, dtype=jnp.int32)
+
+
 def decided(name: str, scores: Scores, threshold: float | None = None) -> Array:
     """Return the predictions, as `Scores.best` does.
 

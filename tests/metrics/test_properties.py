@@ -17,6 +17,8 @@ from sklearn import metrics as sklearn_metrics
 import learner.metrics
 from learner.metrics import (
     AUROC,
+    MRR,
+    NDCG,
     R2,
     Accuracy,
     AveragePrecision,
@@ -101,6 +103,25 @@ def accuracy_without_2(logits: np.ndarray, targets: np.ndarray) -> float:
 
 def top_3(logits: np.ndarray, targets: np.ndarray) -> float:
     return sklearn_metrics.top_k_accuracy_score(targets, logits, k=3, labels=range(CLASSES))
+
+
+def in_rows(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the relevant classes and the scores of the rows that have a relevant one, without equal scores: the
+    smaller class comes first.
+    """
+    relevant = targets.astype(float) if logits.shape == targets.shape else one_hot(targets)
+    kept = relevant.any(-1)
+    return relevant[kept], logits[kept].astype(np.float64) - 1e-12 * np.arange(CLASSES)
+
+
+def ndcg_at_3(logits: np.ndarray, targets: np.ndarray) -> float:
+    return sklearn_metrics.ndcg_score(*in_rows(logits, targets), k=3)
+
+
+def mrr(logits: np.ndarray, targets: np.ndarray) -> float:
+    relevant, logits = in_rows(logits, targets)
+    best = np.where(relevant == 1, logits, -np.inf).max(-1, keepdims=True)
+    return np.mean(1 / (1 + (logits > best).sum(-1)))
 
 
 def squared(predictions: np.ndarray, targets: np.ndarray) -> float:
@@ -254,6 +275,10 @@ MORE = [
     ),
     Case(Hamming(), "tokens", by_label(sklearn_metrics.hamming_loss), exact=True),
     Case(Hamming(), "labels", by_label(sklearn_metrics.hamming_loss), exact=True),
+    Case(NDCG(3), "tokens", ndcg_at_3),
+    Case(NDCG(3), "labels", ndcg_at_3),
+    Case(MRR(), "tokens", mrr),
+    Case(MRR(), "labels", mrr),
     Case(BrierScore(), "tokens", brier),
     Case(BrierScore(), "labels", brier_of_labels),
     Case(CalibrationError(), "tokens", calibration),
