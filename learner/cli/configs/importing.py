@@ -45,9 +45,10 @@ def import_path(path: str, key: str) -> Any:
         )
     value = _module(parts[0], key, path)
     if value is None:
-        place = f"(looked in {os.getcwd()} and in what is installed)"
+        place = f"in {os.getcwd()} and among installed packages"
         raise LearnerError(
-            f"{key} is {path!r}, but there is no module {parts[0]!r} {place}",
+            f"{key} is {path!r}, but there is no module {parts[0]!r} {place}: run the command in the directory of "
+            f"{parts[0]}, or install it",
             code="config-module-missing",
             key=key,
             path=path,
