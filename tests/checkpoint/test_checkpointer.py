@@ -149,3 +149,15 @@ def test_checkpoint_of_a_run_names_load_checkpoint(tmp_path):
     build_line(quiet(tmp_path / "run", saves=True)).fit([batch])
     with Checkpointer(tmp_path / "run" / "checkpoint") as checkpointer, raises_code("checkpoint-of-run"):
         checkpointer.restore({"w": jnp.zeros((3, 1))})
+
+
+def test_python_numbers_keep_all_digits_and_their_types(tmp_path):
+    big = -(2**60 + 1)
+    with Checkpointer(tmp_path, keep_last=1, keep_best=1, higher_is_better=True) as checkpointer:
+        for step, score in ((1, 0.9), (2, 0.1), (3, 0.2)):
+            checkpointer.save(step, {"w": np.zeros(1), "a": big, "b": False, "c": 2}, score=score)
+        assert checkpointer.steps == [1, 3]
+        state = checkpointer.restore({"w": np.zeros(1), "a": 0, "b": True, "c": 0.0}).state
+        assert (state["a"], state["b"], type(state["c"])) == (big, False, float)
+        with raises_code("checkpoint-numbers-differ"):
+            checkpointer.restore({"w": np.zeros(1), "a": 0, "b": True}, step=3)

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from learner import TrainState
-from learner.checkpoint.items import flat, from_items, refuse_differences, root_key_of, to_items
+from learner.checkpoint.items import (
+    differences,
+    escaped,
+    flat,
+    from_items,
+    loaded_leaves,
+    refuse_differences,
+    root_key_of,
+    stored_leaves,
+    to_items,
+    unescaped,
+)
 from learner.util.trees import key_impl
 from tests.support.codes import raises_code
 from tests.support.runs import bits
@@ -145,3 +156,18 @@ def test_keys_of_another_implementation_are_refused(saved, now, named):
     shape = jax.eval_shape(lambda: jax.random.key(0, impl=now))
     with raises_code("checkpoint-key-implementation", saved=saved, now=now):
         root_key_of(progress_of(saved, named), shape)
+
+
+def test_names_survive_escaping():
+    assert [unescaped(escaped(name)) for name in ("a/b", "a%2Fb", "%25")] == ["a/b", "a%2Fb", "%25"]
+
+
+def test_keys_keep_their_implementation():
+    tree = {"k": jax.random.key(0, impl="rbg")}
+    assert loaded_leaves(stored_leaves(tree), tree)["k"].dtype == tree["k"].dtype
+
+
+def test_only_streams_of_random_numbers_may_be_left_out():
+    name = "model/model_state/a.key.value"
+    assert len(differences({name: np.zeros(2, np.uint32)}, {name: np.zeros(4, np.uint32)})) == 1
+    assert len(differences({name: np.zeros(2, np.float32)}, {})) == 1

@@ -20,6 +20,7 @@ from learner import TrainState
 from learner.checkpoint import CheckpointStore, Entry, Retention
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.manifest import MARK, read_manifest
+from learner.checkpoint.places import open_place
 from tests.support.codes import raises_code
 from tests.support.runs import bits, tree_of
 
@@ -512,3 +513,29 @@ def test_error_of_the_process_is_no_damage(three, monkeypatch, error, reads):
         for read in (lambda: store.progress(step, verified=False), lambda: read_manifest(store.path(step))):
             with pytest.raises(type(error)):
                 read()
+
+
+def test_failed_rename_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
+    place, rename = open_place(tmp_path), Path.rename
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "earlier").touch()
+    place.refuse_obstacle(5, True)  # the store knows this checkpoint and may replace it
+    place.target(5).mkdir()
+
+    def failing(self, target):
+        if self == place.target(5):
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="no"):
+        place.complete(5, "{}", {})
+    assert (tmp_path / "5" / "earlier").exists()
+
+
+def test_directory_of_another_origin_is_not_removed(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "notes.txt").write_text("mine")
+    with raises_code("checkpoint-path-in-the-way"):
+        open_place(tmp_path).remove(7)
+    assert (tmp_path / "7" / "notes.txt").exists()

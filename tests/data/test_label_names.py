@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learner.data import ImageFolder, csv, digits, mix, view
+from learner.data import ArrayDataset, ImageFolder, csv, digits, mix, view
 from learner.data.label_names import label_names
 from tests.support.codes import raises_code
 
@@ -53,3 +53,8 @@ def test_label_names_of_image_folders(tmp_path):
 
 def test_data_without_label_names():
     assert [label_names(data) for data in (digits("valid"), view([1, 2]), [1, 2], None)] == [{}] * 4
+
+
+def test_names_that_one_part_lacks(pets):
+    assert label_names(pets.concat(ArrayDataset(dict(pets.arrays)))) == {}
+    assert label_names(pets.map(str), behind_functions=True) == {"kind": ("cat", "dog")}

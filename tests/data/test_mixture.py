@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.data import DataLoaderBuilder, DatasetReport, Lines, Pad, mix, stack, view
+from learner.data.dataset import is_epoch_dependent
 from learner.data.mixture_draws import MixtureDraws
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
@@ -462,3 +463,13 @@ def test_texts_are_of_any_length(tmp_path):
         (tmp_path / name).write_text(text)
     data = mix({name: Lines(tmp_path / name) for name in ("a", "b")})
     assert sorted(data) == ["ab", "c", "defg"]
+
+
+def test_more_sources_than_a_byte_counts():
+    assert sorted(mix([[number] for number in range(300)])) == list(range(300))
+
+
+def test_mixture_depends_on_the_epoch():
+    """Otherwise workers that wait would give the rows of another epoch."""
+    assert is_epoch_dependent(mix([range(3), range(4)]))
+    assert is_epoch_dependent(mix([range(3), range(4)]).map(str))

@@ -139,3 +139,20 @@ def test_resuming_is_exact(tmp_path):
 def test_wrong_input(make, code, values):
     with raises_code(code, *values):
         make()
+
+
+def test_epochs_have_their_own_draws():
+    source = source_of(stream(PackedStream(of_mixture(), length=8, split=True)).batch(2), "train", batch_size=None)
+    first, second = ([batch["text"].tolist() for batch in source.open(epoch)] for epoch in (1, 2))
+    assert first != second
+
+
+def test_padding_has_the_value():
+    rows = list(PackedStream(texts, length=8, value={"text": -1}))
+    padding = np.concatenate([row["text"][~row["mask"]] for row in rows])
+    assert set(padding.tolist()) == {-1}
+
+
+def test_other_fields_are_left_out():
+    rows = list(PackedStream(lambda: iter([{"a": [1, 2], "b": [1]}]), length=3, fields=["a"]))
+    assert [sorted(row) for row in rows] == [["a", "mask", "positions", "segments"]]

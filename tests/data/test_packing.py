@@ -71,3 +71,13 @@ def test_items_are_kept_whole(lengths):
 def test_wrong_input(make, code, values):
     with raises_code(code, *values):
         make()
+
+
+def test_items_may_fill_all_rows():
+    assert Pack(length=4, rows=2)(items_of(3, 4))["mask"].sum(1).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("item", [{"a": [1], "b": [1, 2]}, {"a": [1, 2], "b": [1]}])
+def test_fields_of_other_lengths_are_refused(item):
+    with raises_code("data-pack-item-unfit"):
+        Pack(length=2)([item])

@@ -107,3 +107,8 @@ def test_pickled_batcher_in_a_loader():
     pad = ForkingPickler.loads(ForkingPickler.dumps(Pad(buckets=[2, 4])))
     loader = DataLoaderBuilder(pad).batch_size(2).build(view(texts(1, 2, 3)))
     assert [batch["text"].shape for batch in loader] == [(2, 2), (1, 4)]
+
+
+def test_field_without_its_own_value_is_padded_with_0():
+    batch = Pad(value={"y": 9})([{"x": [1, 2], "y": [1, 2]}, {"x": [3], "y": [4]}])
+    assert (batch["x"].tolist(), batch["y"].tolist()) == ([[1, 2], [3, 0]], [[1, 2], [4, 9]])

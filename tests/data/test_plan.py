@@ -69,3 +69,8 @@ def test_parts_are_equal_and_make_the_batch(count, devices):
 def test_wrong_shards(numbers, code, values):
     with raises_code(code, *values):
         ProcessShard(*numbers)
+
+
+def test_another_seed_replaces_that_of_the_plan():
+    assert np.array_equal(Plan(50, 5, seed=0).order(3, seed=7), Plan(50, 5, seed=7).order(3))
+    assert np.array_equal(Plan(50, 5).order(3, seed=7), np.arange(50))

@@ -260,3 +260,16 @@ def test_batches_with_fewer_rows_than_processes_are_refused():
     )  # uneven, so that each process computes the whole batch
     assert numbers([source_of(few, "train", share=share).peek(1)]) == [[0, 1, 2]]
     assert numbers([source_of(PerProcess(batch_list(8)), "train", share=share).peek(1)]) == [[0, 1, 2, 3]]
+
+
+def test_grain_loader_of_another_process_is_refused():
+    """Otherwise two processes would train on the same rows, and the others would be lost."""
+    with raises_code("data-shard-differs", "0", "2", "1", "2"):
+        source_of(grain_loader(0, 2), "train", share=ProcessShard(1, 2, 2))
+
+
+def test_limited_epochs_have_all_batches():
+    (source,) = sources(DATA["list"], 1)
+    source.limit(2)
+    assert numbers(source.open(1)) == EPOCH[:2]
+    assert numbers(source.open(1, 1)) == EPOCH[1:2]

@@ -14,6 +14,7 @@ from absl import flags
 from learner import LearnerBuilder
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
 from learner.data import source as source_module
+from learner.data.iterable_source import rewinder
 from learner.data.source import source_of
 from tests.support.codes import raises_code
 from tests.support.runs import line, quiet
@@ -712,3 +713,29 @@ def test_a_state_that_the_first_batch_does_not_change_is_warned_about(tmp_path):
         builder = quiet(tmp_path / name, saves=name == "saves").num_epochs(1)
         builder.build(line(1), optax.sgd, 0.1, train_step=lambda model, batch: {"loss": model["w"].sum()}).fit(Late())
         assert (tmp_path / name / "experiment.log").read_text().count("was the same after its first batch") == count
+
+
+class Counter:
+    """Data whose state is the dictionary that it changes."""
+
+    def __init__(self):
+        self.position = {"at": 0}
+
+    def state_dict(self):
+        return self.position
+
+    def load_state_dict(self, state):
+        self.position = state
+
+    def __iter__(self):
+        while self.position["at"] < 3:
+            self.position["at"] += 1
+            yield self.position["at"]
+
+
+def test_data_whose_state_is_its_own_dictionary_is_rewound():
+    data = Counter()
+    rewind = rewinder(data)
+    for _ in range(3):
+        assert list(data) == [1, 2, 3]
+        rewind()

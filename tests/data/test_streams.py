@@ -55,3 +55,8 @@ def test_streams_can_be_pickled():
     streams = Streams(3, 1)
     expected = numbers(streams, 4, 5)
     assert numbers(ForkingPickler.loads(ForkingPickler.dumps(streams)), 4, 5) == expected
+
+
+def test_epochs_of_one_object_differ():
+    streams = Streams(0, 0)
+    assert numbers(streams, 1, 0) != numbers(streams, 2, 0) == numbers(Streams(0, 0), 2, 0)

@@ -360,3 +360,9 @@ def test_large_arrays_are_shared_and_refuse_writes():
     assert np.shares_memory(data.map(lambda item: item["series"][item["start"] :])[1], series)
     with pytest.raises(ValueError, match="read-only"):
         data.map(lambda item: item["series"].fill(1))[0]
+
+
+def test_bounds_of_rows():
+    assert list(view(range(10)).select([-10, 9])) == [0, 9]
+    assert list(view(range(200)).select(np.array([-1, 5], np.int8))) == [199, 5]
+    assert len(view(range(10)).windows(10)) == 1

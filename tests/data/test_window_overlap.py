@@ -55,3 +55,13 @@ def test_windows_of_one_column():
 @pytest.mark.parametrize("kind", ROWS)
 def test_rows_without_overlap(kind):
     assert contained_windows(*ROWS[kind]) == 0
+
+
+def test_window_at_the_beginning_of_the_training_part():
+    train, valid = (ArrayDataset(SERIES).slice(90, stop).windows(10, stride=1) for stop in (200, 100))
+    assert contained_windows(train, valid) == 1
+
+
+def test_windows_in_another_order():
+    train, valid = ArrayDataset(SERIES).windows(9, stride=1).split([0.8, 0.2], seed=0)
+    assert contained_windows(train.select(range(len(train) - 1, -1, -1)), valid) == count_by_sets(train, valid) > 0

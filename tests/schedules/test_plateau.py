@@ -92,3 +92,10 @@ def test_state_restores_exactly(cut):
 def test_wrong_arguments(lr, options, code, values):
     with raises_code(code, *values):
         ReduceOnPlateau(lr, **options)
+
+
+def test_schedulers_of_other_rates_share_nothing():
+    first = ReduceOnPlateau(0.1, "valid/Loss", factor=0.5, patience=0)
+    other = first.with_lr(0.2)
+    first.update({"valid/Loss": 1.0})
+    assert other.update({"valid/Loss": 2.0}) == 0.2

@@ -12,7 +12,9 @@ from learner import LearnerError
 from learner.events import Message
 from learner.loggers import MemoryLogger
 from learner.metrics import LearningRate
-from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
+from learner.schedules import Cosine, CosineRestarts, Linear, MultiStep, Sequence, Step, Sum, WarmupCosine
+from learner.schedules.base import Resolved, RunLength, function_in
+from learner.schedules.resolve import not_reached
 from tests.support.codes import raises_code
 from tests.support.runs import STEPS, batches, build_line, logs_of, progress_of, quiet, tamper, valid_data
 from tests.support.stopped import all_of, same, stopping_at
@@ -218,3 +220,44 @@ def test_model_equals_one_trained_with_optax(tmp_path):
     )
     for name in ("w", "b"):
         np.testing.assert_allclose(actual.model[name], expected.model[name], rtol=1e-6)
+
+
+def rates_in(schedule, run, steps):
+    rate = function_in(schedule, run)
+    return [round(float(rate(step)), 4) for step in steps]
+
+
+def test_schedules_in_a_run_ahead_of_its_epochs():
+    """A run that is 20 steps ahead of its epochs of 10 steps: earlier epochs had another length."""
+    run = RunLength(80, 10, ahead=20)
+    stairs = Step(1.0, 0.5, every=1, unit="epochs")
+    assert rates_in(stairs, run, (5, 29, 30)) == [1.0, 1.0, 0.5]
+    assert rates_in(Step(1.0, 0.5, every=10), run, (9, 30)) == [1.0, 0.125]
+    assert rates_in(Sequence([stairs, stairs], [40]), run, (29, 30, 49, 50)) == [1.0, 0.5, 1.0, 0.5]
+    assert rates_in(Sequence([stairs, 0.1], [4], unit="epochs"), run, (29, 30)) == [1.0, 0.5]
+    assert Resolved(Linear(0.0, last=1.0, over=2, unit="epochs"), run).ends == 40
+    assert Resolved(Linear(0.0, last=1.0, unit="epochs"), run).ends == 80
+    assert len(Resolved(MultiStep(1.0, [6], unit="epochs"), run).not_reached) == 1
+
+
+def test_short_runs():
+    assert Linear(0.0, last=1.0, over=0.01, unit="fraction").resolved(num_steps=10).ends == 1
+    assert Linear(0.0, last=1.0, over=1.0, unit="fraction").resolved(num_steps=10).ends == 10
+    assert float(WarmupCosine(0.4, warmup=0.1, unit="fraction").resolved(num_steps=1)(0)) == pytest.approx(0.4)
+    assert float(WarmupCosine(0.4, warmup=0, over=10, last=0.1)(10)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "growth", "rates"),
+    [(4, 1.0, [0.4, 0.4, 0.4, 0.4, 0.0]), (3, 100.0, [0.4, 0.4, 0.4, 0.2, 0.0]), (3, 0.01, [0.4, 0.2, 0.4, 0.4, 0.0])],
+)
+def test_each_cycle_has_a_step(cycles, growth, rates):
+    wave = CosineRestarts(0.4, cycles=cycles, over=4, growth=growth)
+    assert [round(float(wave(step)), 4) for step in range(5)] == rates
+
+
+def test_ends_of_combined_schedules():
+    run = RunLength(100)
+    assert Sum([Linear(1.0, over=10), lambda step: step]).steps(run) is None
+    assert Sequence([0.1, Cosine(0.1)], [40]).steps(run) == 100
+    assert len(not_reached(MultiStep(0.1, [50, 100]), 100)) == 1
