@@ -117,7 +117,7 @@ def compare(words: Sequence[str]) -> int:
     """`learner compare DIR... [--over KEY] [--sort COLUMN] [--metric NAME] [--json | --csv]`."""
     parser = Parser("compare", COMPARE)
     parser.add_argument("directories", metavar="DIR", nargs="+", help="directories of runs")
-    about = "a setting in which the runs of a row differ, such as seed; repeat for more"
+    about = "average over runs that differ in this setting, such as seed; repeat for more"
     parser.add_argument("--over", metavar="KEY", action="append", default=[], help=about)
     parser.add_argument(
         "--sort", metavar="COLUMN", help="a metric (the best run first), a setting, seconds, steps, ..."
@@ -133,7 +133,9 @@ def compare(words: Sequence[str]) -> int:
         parser.error("--json and --csv exclude each other")
     found: Comparison | ComparisonMeans
     if line.over:
-        found = compare_means(compared(each_run(line.directories), line.metric), line.over, line.sort)
+        # By the same column, as it may be a metric that is not shown otherwise.
+        sort = None if line.sort == "runs" else line.sort
+        found = compare_means(compared(each_run(line.directories), line.metric, sort), line.over, line.sort)
     else:
         found = compared(each_run(line.directories), line.metric, line.sort)
     if line.json:
@@ -143,7 +145,7 @@ def compare(words: Sequence[str]) -> int:
         table = io.StringIO()
         writer = csv.DictWriter(table, found.columns(), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: encode(value) for name, value in row.items()} for row in found.rows)
+        writer.writerows({name: _csv_value(value) for name, value in row.items()} for row in found.rows)
         text = table.getvalue()
         print("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text, end="")
         return 0
@@ -153,6 +155,11 @@ def compare(words: Sequence[str]) -> int:
     if hidden > 0 and not line.all:
         print(f"{count(hidden, 'further setting')} that differ{'s' if hidden == 1 else ''}: --all")
     return 0
+
+
+def _csv_value(value: Any) -> Any:
+    """Return a value as a cell. Tuples have a value for each run."""
+    return ";".join(str(encode(each)) for each in value) if isinstance(value, tuple) else encode(value)
 
 
 def report(words: Sequence[str]) -> int:

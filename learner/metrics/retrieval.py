@@ -12,14 +12,16 @@ from learner.metrics.class_arguments import as_int, ignore_label_problem, is_int
 from learner.metrics.means import MeanMetric
 from learner.metrics.scores import Scores, classes_before, read_scores
 
+GREATEST = 2**31 - 1  # of ranks, which are int32
+
 
 class RetrievalMetric(MeanMetric, abc.ABC):
     """Base class of metrics of the ranks of a row's labels when its classes are sorted by score.
 
     With one label per row, one class is relevant; with several (`targets` `[..., classes]` of 0 and 1), those with a 1,
     and a row without any does not count. Masked and ignored labels take no rank. Among equal scores, the smaller class
-    number comes first. A counted label outside the classes, or a NaN among the scores of a counted row, makes the value
-    NaN. The value is a mean over rows (or tokens), from 0 to 1.
+    number comes first. An invalid label, or a NaN among the scores of a row that counts, makes the value NaN. The value
+    is a mean over rows (or tokens), from 0 to 1.
 
     Args:
       k: the number of ranks that count; None for all.
@@ -32,7 +34,7 @@ class RetrievalMetric(MeanMetric, abc.ABC):
     higher_is_better = True
     unit = ""
     fields = ("logits", "targets")
-    undefined = "no row had a label, or a label outside of the classes or a NaN among the scores was there"
+    undefined = "no row had a label, or a row had a label outside of the classes or a NaN among its scores"
 
     def __init__(self, name: str, k: int | None, ignore_label: int | None) -> None:
         what = type(self).__name__
@@ -40,14 +42,16 @@ class RetrievalMetric(MeanMetric, abc.ABC):
         problem = None if is_valid else f"k of {what} is {k!r}; it needs a whole number of ranks, 1 or more, or None"
         refuse(what, [problem, ignore_label_problem(what, ignore_label)])
         self.name = metric_name(name if k is None else f"{name}@{k}", [], ignore_label)
-        self.k, self.ignore_label = as_int(k), as_int(ignore_label)
+        self.k = None if k is None else min(int(k), GREATEST)
+        self.ignore_label = as_int(ignore_label)
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: `logits` `[..., classes]`, `targets` `[...]` or `[..., classes]`, and the `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
         if scores.classes < 2:
             raise LearnerError(
-                f"{self.name} got one score for each row; it ranks the scores of several classes",
+                f"{self.name} got logits {list(jnp.shape(output.logits))}, one score for each row; it ranks the scores "
+                "of several classes, [rows, classes]",
                 code="metric-classes-too-few",
             )
         strange = scores.strange()
@@ -57,9 +61,9 @@ class RetrievalMetric(MeanMetric, abc.ABC):
         else:
             ranks, relevant = _ranks(scores)
             values, counted = self.of_labels(ranks, relevant), relevant.any(-1)
-            # A strange label is not relevant, but it must not leave its row out.
+            # An invalid label is not relevant, but it must not leave its row out.
+            counted |= (scores.counted & (scores.labels < 0)).any(-1)
             strange = (strange & scores.counted).any(-1)
-            counted |= strange
         return state.add(jnp.where(strange, jnp.nan, values), counted)
 
     def _among_first(self, ranks: Array) -> Array:
@@ -78,7 +82,7 @@ class RetrievalMetric(MeanMetric, abc.ABC):
 
 class NDCG(RetrievalMetric):
     """The normalized discounted cumulative gain: `Σ 1 / log₂(1 + rank)` over the relevant classes of a row, divided by
-    the highest value that as many classes can have, mean over rows.
+    the highest value possible for that number of classes, mean over rows.
 
     With one label per row it is `1 / log₂(1 + rank)`, and 0 beyond rank `k`. Relevance is 0 or 1. See `RetrievalMetric`
     for the arguments, equal scores and NaN.
@@ -125,7 +129,7 @@ class MRR(RetrievalMetric):
     MRR 0.75
     """
 
-    description = "reciprocal rank of the label, of several the best one, 0 to 1"
+    description = "reciprocal rank of the best-ranked label, 0 to 1"
 
     def __init__(self, k: int | None = None, ignore_label: int | None = None) -> None:
         super().__init__("MRR", k, ignore_label)

@@ -44,6 +44,7 @@ class Comparison:
         epoch` and `<key> last`, or `None` if the run has no value.
       higher: the metrics of which higher values are better.
       equal: the keys of the settings and facts that do not differ.
+      facts: the keys of facts about the data, and of the train step, which no config has.
     """
 
     settings: tuple[str, ...]
@@ -52,6 +53,7 @@ class Comparison:
     rows: tuple[Row, ...]
     higher: frozenset[str]
     equal: frozenset[str]
+    facts: frozenset[str]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -105,9 +107,7 @@ class Comparison:
         add("seconds", "time", (duration(row["seconds"]) for row in self.rows))
         title = last_part(self.settings)
         for key in settings:
-            texts = [" ".join(text_of(row[setting_column(key)]).split()) for row in self.rows]
-            short = [abbreviate(text, CELL) for text in texts]
-            columns[setting_column(key)] = title(key), short if len({*short}) == len({*texts}) else texts
+            columns[setting_column(key)] = title(key), setting_texts(self.rows, key)
         for key in self.metrics:
             best, epoch, last = ([row[f"{key} {what}"] for row in self.rows] for what in ("best", "best epoch", "last"))
             if "last" in left_out:
@@ -220,8 +220,19 @@ def compare(
         column = _sort_column(sort, rows[0], chosen, settings)
         rows = _sorted(rows, column, is_descending=column in higher)
         requested = [*requested, column]
-    equal = frozenset(key for run in summaries for key in run.settings).difference(settings)
-    return Comparison(tuple(settings), tuple(chosen), tuple(dict.fromkeys(requested)), tuple(rows), higher, equal)
+    every = {key for run in summaries for key in run.settings}
+    facts = {key for key in every if key == PROGRAM or key.startswith("data.")}.difference(
+        *(run.config for run in summaries)
+    )
+    return Comparison(
+        tuple(settings),
+        tuple(chosen),
+        tuple(dict.fromkeys(requested)),
+        tuple(rows),
+        higher,
+        frozenset(every.difference(settings)),
+        frozenset(facts),
+    )
 
 
 def _keys(name: str, known: Sequence[str]) -> list[str]:
@@ -295,7 +306,8 @@ def _differing_facts(runs: Sequence[_RunSummary], settings: Sequence[str]) -> li
     facts = [key for key in facts if not key.endswith(DERIVED)] or facts
     programs: dict[str, set[str]] = {}
     for run in runs:
-        config = str([run.fingerprint.get("versions"), *(run.config.get(key) for key in settings)])
+        # The seed makes no other program, so that runs of other models show it even if they share no seed.
+        config = str([run.fingerprint.get("versions"), *(run.config.get(key) for key in settings if key != "seed")])
         programs.setdefault(config, set()).add(str(run.fingerprint.get(PROGRAM)))
     return facts + [PROGRAM] * any(len(matching) > 1 for matching in programs.values())
 
@@ -339,6 +351,13 @@ def sort_rank(value: Any, is_descending: bool) -> tuple[int, float, Any]:
     if isinstance(value, int | float):
         return 0, -value if is_descending else value, []
     return 1, 0.0, by_number(text_of(value))
+
+
+def setting_texts(rows: Sequence[Row], setting: str) -> list[str]:
+    """Return the values of a setting as texts, abbreviated if they stay different."""
+    texts = [" ".join(text_of(row[setting_column(setting)]).split()) for row in rows]
+    short = [abbreviate(text, CELL) for text in texts]
+    return short if len({*short}) == len({*texts}) else texts
 
 
 def setting_column(setting: str) -> str:

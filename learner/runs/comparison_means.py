@@ -1,4 +1,4 @@
-"""Means over runs that repeat each other, such as runs that differ only in the seed."""
+"""Means over repeated runs, such as runs that differ only in the seed."""
 
 import dataclasses
 import math
@@ -6,14 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, first_of, near
-from learner.runs.comparison import PROGRAM, Comparison, Row, last_part, setting_column, sort_rank
-from learner.runs.flat_config import text_of
+from learner.runs.comparison import PROGRAM, Comparison, Row, last_part, setting_column, setting_texts, sort_rank
 from learner.runs.spread import FEWEST, Spread
 from learner.util.fragments import fragment, preformatted
-from learner.util.text import abbreviate, aligned, count, join_names, printable, short
+from learner.util.text import aligned, count, join_names, printable, short
 
-CELL = 24
-"""The most characters of a setting."""
+GAP = 2
 SHOWN = 4
 """The most keys in a note."""
 WHICH = "best", "last"
@@ -26,19 +24,22 @@ class ComparisonMeans:
 
     Attributes:
       over: the settings in which the runs of a row differ.
-      settings: the settings in which the rows differ, and facts about the data that differ between rows only.
-      varying: facts about the data, and the train step, that differ within a row.
+      settings: the settings and facts in which the rows differ.
+      varying: facts about the data that differ within a row.
       metrics: the keys of the metrics with numbers.
-      rows: a mapping for each configuration: `runs` and `unended` (numbers of runs), `directories`, the settings by
-        key, and for each metric `<key> best mean` and `<key> last mean`, with `count` (the runs that have a finite
-        value), `std`, `low` and `high` in place of `mean`; see `learner.runs.spread.Spread`. A number is `None` without
-        enough values.
+      texts: the keys of requested metrics that are texts, such as confusion matrices, which have no mean.
+      rows: a mapping for each configuration: `runs` and `unended` (numbers of runs), `seconds` (their mean),
+        `directories`, `steps` and each setting of `over` (tuples with a value for each run), the settings by key, and
+        for each metric `<key> best mean` and `<key> last mean`, with `count` (the runs that have a finite value),
+        `std`, `low` and `high` in place of `mean`; see `learner.runs.spread.Spread`. A number is `None` without enough
+        values.
     """
 
     over: tuple[str, ...]
     settings: tuple[str, ...]
     varying: tuple[str, ...]
     metrics: tuple[str, ...]
+    texts: tuple[str, ...]
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
@@ -53,48 +54,53 @@ class ComparisonMeans:
         return list(self.rows[0])
 
     def lines(self, settings: int | None = None, width: int | None = None) -> list[str]:
-        """Return the means of the best values as a text table, with notes about runs that are not comparable. Metrics
+        """Return the means of the best values as a text table, with notes about runs that are hard to compare. Metrics
         without a best value have their last one.
 
         Args:
           settings: the largest number of settings; None shows all.
-          width: the width of the terminal in characters. A table that is wider is transposed.
+          width: the width of the terminal in characters. A table that is wider is transposed, or else its last columns
+            are omitted.
         """
-        title = last_part(self.settings)
-        columns = [
-            [title(key), *(abbreviate(_text(row[setting_column(key)]), CELL) for row in self.rows)]
-            for key in self.settings[:settings]
-        ]
+        title = last_part((*self.settings, *self.over))
+        columns = [[title(key), *setting_texts(self.rows, key)] for key in self.settings[:settings]]
         columns.append(["runs", *(str(row["runs"]) for row in self.rows)])
         for key in self.metrics:
-            columns += self._columns(key, _shown(self.rows, key))
-        table = [list(map(printable, row)) for row in zip(*columns, strict=True)]
-        text = aligned(table)
-        if width is not None and max(map(len, text)) > width:
-            text = aligned([list(row) for row in zip(*table, strict=True)])
-        return [*text, *self._notes()]
+            columns += self._columns(key)
+        return [*_table([list(map(printable, column)) for column in columns], width), *self._notes()]
 
-    def _columns(self, key: str, which: str) -> list[list[str]]:
-        cell = lambda value: "-" if value is None else short(value)  # noqa: E731
-        mean, std, low, high, number = (
-            [row[f"{key} {which} {name}"] for row in self.rows] for name in ("mean", "std", "low", "high", "count")
-        )
-        columns = [[key, *map(cell, mean)], ["std", *map(cell, std)]]
+    def _columns(self, key: str) -> list[list[str]]:
+        which = _shown(self.rows, key)
+        values = {name: [row[f"{key} {which} {name}"] for row in self.rows] for name in STATISTICS}
+        columns = [[key, *map(_cell, values["mean"])], ["std", *map(_cell, values["std"])]]
         # Of one metric only, as the table would be too wide to read.
-        if len(self.metrics) == 1 and any(n >= FEWEST for n in number):
-            ends = zip(low, high, number, strict=True)
-            columns.append(["95 % interval", *(f"{short(a)} to {short(b)}" if n >= FEWEST else "" for a, b, n in ends)])
+        if len(self.metrics) == 1 and any(number >= FEWEST for number in values["count"]):
+            ends = zip(values["low"], values["high"], values["count"], strict=True)
+            intervals = [f"{_cell(low)} to {_cell(high)}" if number >= FEWEST else "" for low, high, number in ends]
+            columns.append(["95 % interval", *intervals])
         return columns
 
     def _notes(self) -> list[str]:
-        notes = []
+        notes = [f"{key} is a text and has no mean" for key in self.texts]
         if self.varying:
             notes.append(f"runs of one row also differ in {join_names(self.varying, SHOWN)}")
+        repeated = sum(row["runs"] - len({*self._repetitions(row)}) for row in self.rows)
+        if repeated and self.over:
+            verb = "repeats" if repeated == 1 else "repeat"
+            notes.append(f"{count(repeated, 'run')} {verb} the {' and '.join(self.over)} of another run of the row")
+        if uneven := [row["steps"] for row in self.rows if len({*row["steps"]}) > 1]:
+            low, high = min(map(min, uneven)), max(map(max, uneven))
+            notes.append(f"runs of one row have different numbers of steps, from {low:,} to {high:,}")
         if unended := sum(row["unended"] for row in self.rows):
-            notes.append(f"{unended} of {count(sum(row['runs'] for row in self.rows), 'run')} have not ended")
+            notes.append(f"{count(unended, 'run')} {'has' if unended == 1 else 'have'} not ended")
         for missing, keys in self._missing().items():
-            notes.append(f"{count(missing, 'run')} without a finite value of {join_names(keys, SHOWN)}")
+            verb = "has" if missing == 1 else "have"
+            notes.append(f"{count(missing, 'run')} {verb} no finite value of {join_names(keys, SHOWN)}")
         return notes
+
+    def _repetitions(self, row: Row) -> list[str]:
+        """Return a text of the settings of `over` for each run of a row."""
+        return [*map(repr, zip(*(row[setting_column(key)] for key in self.over), strict=True))]
 
     def _missing(self) -> dict[int, list[str]]:
         """Return the metrics that some runs do not have, by the number of these runs."""
@@ -106,70 +112,83 @@ class ComparisonMeans:
         return missing
 
 
-def compare_means(comparison: Comparison, over: Sequence[str] = ("seed",), sort: str | None = None) -> ComparisonMeans:
+def compare_means(
+    comparison: Comparison, over: str | Sequence[str] = ("seed",), sort: str | None = None
+) -> ComparisonMeans:
     """Return the mean, standard deviation and 95 % interval of the metrics over runs that differ only in some settings.
 
     Args:
       comparison: the runs, as `compare` returns them.
-      over: the settings in which the runs of a row differ, by key (`vars.fold`) or the end of it (`fold`).
-      sort: a column to sort by: a metric by its mean, the best first; a setting or `runs`, the smallest first. Default:
-        the order of the comparison.
+      over: the settings in which the runs of a row differ, by key (`vars.fold`) or the end of it (`fold`). A key stands
+        for all keys below it, too.
+      sort: a column to sort by: a metric by its mean, the best first; a setting, `runs` or `seconds`, the smallest
+        first. Default: the order of the comparison.
 
     Raises:
-      LearnerError: the runs have no such setting, or there is no such column.
+      LearnerError: the runs have no such setting, or several; or there is no such column.
     """
-    keys = [_key_of(comparison, name) for name in over]
-    others = [key for key in comparison.settings if key not in keys]
-    given = [key for key in others if not _is_fact(key)]
-    groups: dict[str, list[Row]] = {}
-    for row in comparison.rows:
-        groups.setdefault(repr([row[setting_column(key)] for key in given]), []).append(row)
-    # Facts follow from the settings: of runs with other seeds or folds, they may differ as well.
-    varying = [key for key in others if _is_fact(key) and any(map(_differ_in(setting_column(key)), groups.values()))]
+    repeated = {key for name in ([over] if isinstance(over, str) else over) for key in _keys_of(comparison, name)}
+    keys = [key for key in comparison.settings if key in repeated]
+    others = [key for key in comparison.settings if key not in repeated]
+    # Facts that follow from the repeated settings, such as the rows of a fold, must not divide a row. Those that differ
+    # between runs of the same settings do: the runs were given other data. So do other programs: other models.
+    given = [key for key in others if key not in comparison.facts]
+    same = _grouped(comparison.rows, [*given, *keys])
+    own = [key for key in others if key in comparison.facts and (key == PROGRAM or _differs(key, same))]
+    groups = _grouped(comparison.rows, [*given, *own])
+    varying = [key for key in others if key in comparison.facts and _differs(key, groups)]
     settings = [key for key in others if key not in varying]
     metrics = [key for key in comparison.metrics if any(_is_number(row[f"{key} last"]) for row in comparison.rows)]
-    rows = [_row(group, settings, metrics) for group in groups.values()]
+    texts = [key for key in comparison.metrics if key in comparison.requested and key not in metrics]
+    rows = [_row(group, settings, keys, metrics) for group in groups]
     if sort is not None:
         rows = _sorted(rows, sort, settings, metrics, comparison.higher)
-    return ComparisonMeans(tuple(keys), tuple(settings), tuple(varying), tuple(metrics), tuple(rows))
+    return ComparisonMeans(tuple(keys), tuple(settings), tuple(varying), tuple(metrics), tuple(texts), tuple(rows))
 
 
-def _key_of(comparison: Comparison, name: str) -> str:
+def _keys_of(comparison: Comparison, name: str) -> list[str]:
+    """Return the keys that a name stands for: the key and those below it, or the one key that ends with it."""
     known = [*comparison.settings, *sorted(comparison.equal)]
-    title = last_part(comparison.settings)
-    matching = [key for key in known if key == name] or [
-        key for key in known if name == title(key) or key.endswith(f".{name}")
-    ]
-    if not matching:
-        raise LearnerError(
-            f"the runs have no setting {name!r}: {near(name, known, first_of(known))}",
-            code="run-column-unknown",
-        )
-    return matching[0]
+    if found := [key for key in known if key == name or key.startswith(f"{name}.")]:
+        return found
+    ending = [key for key in known if key.endswith(f".{name}")]
+    # Of keys that do not differ, any will do: they change nothing.
+    differing = [key for key in ending if key in comparison.settings]
+    if len(differing) > 1:
+        raise LearnerError(f"{name!r} is {' or '.join(differing)}: give the whole key", code="run-column-unknown")
+    if not ending:
+        known_text = near(name, known, first_of(known)) if known else "they have recorded none"
+        raise LearnerError(f"the runs have no setting {name!r}: {known_text}", code="run-column-unknown")
+    return differing or ending
 
 
-def _is_fact(key: str) -> bool:
-    return key == PROGRAM or key.startswith("data.")
+def _grouped(rows: Iterable[Row], keys: Sequence[str]) -> list[list[Row]]:
+    """Return the rows in groups of equal settings, in the order of the first row of each."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(repr([row[setting_column(key)] for key in keys]), []).append(row)
+    return list(groups.values())
 
 
-def _differ_in(column: str) -> Any:
-    return lambda rows: len({repr(row[column]) for row in rows}) > 1
+def _differs(key: str, groups: Iterable[Sequence[Row]]) -> bool:
+    """Return True if a setting differs within a group."""
+    return any(len({repr(row[setting_column(key)]) for row in group}) > 1 for group in groups)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _row(group: Sequence[Row], settings: Iterable[str], metrics: Iterable[str]) -> Row:
+def _row(group: Sequence[Row], settings: Iterable[str], over: Iterable[str], metrics: Iterable[str]) -> Row:
     row: Row = {setting_column(key): group[0][setting_column(key)] for key in settings}
-    row |= {
-        "runs": len(group),
-        "unended": sum(not of_run["status"].startswith("ended") for of_run in group),
-        "directories": [of_run["directory"] for of_run in group],
-    }
+    row |= {"runs": len(group), "unended": sum(not each["status"].startswith("ended") for each in group)}
+    row["seconds"] = sum(each["seconds"] for each in group) / len(group)
+    for column in ("steps", *map(setting_column, over)):
+        row[column] = tuple(each[column] for each in group)
+    row["directories"] = tuple(each["directory"] for each in group)
     for key in metrics:
         for which in WHICH:
-            values = [of_run[f"{key} {which}"] for of_run in group]
+            values = [each[f"{key} {which}"] for each in group]
             spread = Spread.of({}, [float(value) for value in values if _is_number(value)])
             row |= {f"{key} {which} {name}": _finite(getattr(spread, name)) for name in STATISTICS}
     return row
@@ -177,6 +196,10 @@ def _row(group: Sequence[Row], settings: Iterable[str], metrics: Iterable[str]) 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else short(value)
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -191,8 +214,8 @@ def _sorted(
     names = {title(key): setting_column(key) for key in settings}
     key = next((key for key in metrics if sort in (key, key.split("/", 1)[1])), None)
     column = f"{key} {_shown(rows, key)} mean" if key else names.get(sort, sort)
-    if column not in rows[0]:
-        known = [*metrics, *names, *(setting_column(key) for key in settings), "runs"]
+    known = [*metrics, *names, *map(setting_column, settings), "runs", "seconds"]
+    if key is None and column not in known:
         raise LearnerError(
             f"there is no column {sort!r} to sort by: {near(sort, list(dict.fromkeys(known)))}",
             code="run-column-unknown",
@@ -200,5 +223,14 @@ def _sorted(
     return sorted(rows, key=lambda row: sort_rank(row[column], is_descending=key in higher))
 
 
-def _text(value: Any) -> str:
-    return " ".join(text_of(value).split())
+def _table(columns: list[list[str]], width: int | None) -> list[str]:
+    """Return the columns as lines of text that fit into the width, transposed or without the last columns if needed."""
+    text, turned = aligned(list(zip(*columns, strict=True))), aligned(columns)
+    if width is None or max(map(len, text)) <= width:
+        return text
+    if max(map(len, turned)) <= width:
+        return turned
+    sizes = [GAP + max(map(len, column)) for column in columns]
+    fitting = max(1, next((n for n in range(len(sizes)) if sum(sizes[: n + 1]) > width + GAP), len(sizes)))
+    hidden = count(len(columns) - fitting, "further column")
+    return [*aligned(list(zip(*columns[:fitting], strict=True))), f"{hidden}: --metric=NAME selects, --csv has all"]

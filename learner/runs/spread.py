@@ -1,4 +1,4 @@
-"""Statistics of a metric over runs that repeat each other, such as runs that differ only in the seed."""
+"""Statistics of a metric over repeated runs, such as runs that differ only in the seed."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ class Spread:
     Attributes:
       values: the values that they have in common.
       count: the number of runs whose value is finite.
-      mean: the mean of their best values.
+      mean: the mean of these values.
       std: the standard deviation (of a sample, with `count - 1`), NaN for one run.
       low: the lower end of the 95 % interval of the mean, by Student's t distribution, NaN for one run.
       high: its upper end.
@@ -42,9 +42,10 @@ class Spread:
         """
         finite = [x for x in numbers if math.isfinite(x)]
         count = len(finite)
-        mean = statistics.fmean(finite) if finite else math.nan
-        if count < 2:
-            return cls(values, count, mean, math.nan, math.nan, math.nan)
-        std = statistics.stdev(finite)
-        half = student_factor(count) * std / math.sqrt(count)
+        try:
+            mean = statistics.fmean(finite) if finite else math.nan
+            std = statistics.stdev(finite) if count > 1 else math.nan
+        except OverflowError:  # numbers near the greatest float, of runs that diverged
+            mean = std = math.nan
+        half = student_factor(count) * std / math.sqrt(count) if count > 1 else math.nan
         return cls(values, count, mean, std, mean - half, mean + half)

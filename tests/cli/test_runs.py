@@ -47,11 +47,12 @@ def test_compare_means_over_seeds(two, learner):
     lines = out.splitlines()
     assert lines[0].split() == ["runs", "valid/Loss", "std"]
     assert lines[1].split() == ["3", "0.7", "0.1414"]  # of 0.6 and 0.8; the third one is infinite
-    assert lines[2] == "1 run without a finite value of valid/Loss"
+    assert lines[-1] == "1 run has no finite value of valid/Loss"
     (row,) = json.loads(learner("compare", "runs", "--over=seed", "--json")[1])
     assert (row["runs"], row["valid/Loss best mean"], row["valid/Loss last mean"]) == (3, 0.7, 0.8)
     (line,) = csv.DictReader(io.StringIO(learner("compare", "runs", "--over=seed", "--csv")[1]))
-    assert line["valid/Loss best count"] == "2"
+    assert (line["valid/Loss best count"], line["seed"]) == ("2", "0;1;2")
+    assert learner("compare", "runs", "--over=seed", "--metric=valid/Loss", "--sort=train/Loss")[0] == 0
     assert learner("compare", "runs", "--over=sed")[0] != 0
 
 

@@ -85,6 +85,8 @@ def test_invalid_labels_and_scores_are_nan(metric):
     assert np.isnan(value(metric, SCORES, np.array([0, 1, 4])))
     assert np.isnan(value(metric, SCORES, np.array([[0, 0, 0, 0], [0, 0, 0, 0], [0.5, 0, 0, 0]])))
     assert np.isnan(value(metric, SCORES, np.zeros((3, 4))))  # no row has a label
+    scores = np.stack([SCORES[0], np.full(4, np.nan, np.float32)])
+    assert value(metric, scores, np.array([[1.0, 0, 0, 0], [0, 0, 0, 0]])) == 1.0  # the second row does not count
 
 
 def test_tokens():
@@ -96,6 +98,7 @@ def test_tokens():
 
 def test_names_and_wrong_arguments():
     assert [NDCG().name, NDCG(10).name, MRR(5, ignore_label=-1).name] == ["NDCG", "NDCG@10", "MRR@5 ignoring -1"]
+    assert value(NDCG(2**40), SCORES, np.array([0, 3, 1])) == 1.0
     for arguments in ({"k": 0}, {"k": 2.5}, {"ignore_label": "x"}):
         with raises_code("metric-arguments-wrong"):
             NDCG(**arguments)

@@ -66,10 +66,17 @@ def test_a_metric_without_a_direction_has_its_last_value(runs):
     assert [line.split()[:3] for line in lines[1:]] == [["0.1", "3", "0.1"], ["0.2", "2", "0.2"]]
 
 
-def test_wide_tables_are_transposed(runs):
-    lines = compare_means(compare(runs, ["Score"])).lines(width=30)
-    assert [line.split()[0] for line in lines] == ["lr", "runs", "valid/Score", "std", "95"]
-    assert max(map(len, lines)) <= 50
+def test_narrow_tables(runs):
+    """A wide table is transposed, or else loses its last columns."""
+    means = compare_means(compare(runs, ["Score", "Rate"]))
+    assert means.lines(width=60)[0].split()[0] == "lr"
+    turned = means.lines(width=32)
+    assert [line.split()[0] for line in turned[:4]] == ["lr", "runs", "valid/Score", "std"]
+    narrow = means.lines(width=24)
+    assert narrow[0].split() == ["lr", "runs", "valid/Score"]
+    assert narrow[3].startswith("3 further columns")
+    for width, lines in ((32, turned), (24, narrow[:3])):
+        assert max(map(len, lines)) <= width
 
 
 def test_runs_without_a_value_are_counted(tmp_path, runs):
@@ -77,7 +84,11 @@ def test_runs_without_a_value_are_counted(tmp_path, runs):
     means = compare_means(compare(find_runs([tmp_path]), ["Score"]))
     assert (means.rows[0]["runs"], means.rows[0]["unended"], means.rows[0]["valid/Score best count"]) == (4, 1, 3)
     assert means.rows[0]["valid/Score best mean"] == pytest.approx(0.6)
-    assert means.lines()[3:] == ["1 of 6 runs have not ended", "1 run without a finite value of valid/Score"]
+    assert means.lines()[3:] == [
+        "runs of one row have different numbers of steps, from 2 to 4",
+        "1 run has not ended",
+        "1 run has no finite value of valid/Score",
+    ]
 
 
 def test_settings_are_named_by_their_ends_and_several_may_repeat(tmp_path):
@@ -89,17 +100,88 @@ def test_settings_are_named_by_their_ends_and_several_may_repeat(tmp_path):
     assert (together.settings, together.rows[0]["runs"], together.rows[0]["valid/Score best mean"]) == ((), 3, 3.0)
 
 
-def test_facts_that_differ_within_a_row_are_named(tmp_path):
-    """Folds have different rows: this must not divide their row, and a mixture of data sets must not be silent."""
-    for index, (rate, seed, rows) in enumerate([(0.1, 0, 100), (0.1, 1, 90), (0.2, 0, 100), (0.2, 1, 90)]):
-        write(tmp_path / str(index), rate, seed, [1.0])
-        journal = tmp_path / str(index) / "journal.jsonl"
-        first, *others = journal.read_text().splitlines()
-        start = json.loads(first) | {"fingerprint": {"data": {"train": {"rows": rows}}}}
-        journal.write_text("\n".join([json.dumps(start), *others]) + "\n")
-    means = compare_means(compare(find_runs([tmp_path]), ["Score"]))
+def record(directory, **fingerprint):
+    """Write facts about the data and the programs of a run."""
+    journal = directory / "journal.jsonl"
+    first, *others = journal.read_text().splitlines()
+    start = json.loads(first) | {"fingerprint": fingerprint}
+    journal.write_text("\n".join([json.dumps(start), *others]) + "\n")
+
+
+def write_study(directory, studies):
+    """Write a run for each rate, seed, number of training rows, and text of its program."""
+    for index, (rate, seed, rows, program) in enumerate(studies):
+        write(directory / str(index), rate, seed, [float(index)])
+        programs = {"versions": "1", "hashes": {"train": program}}
+        record(directory / str(index), data={"train": {"rows": rows}}, programs=programs)
+    return compare(find_runs([directory]), ["Score"])
+
+
+def test_data_that_follows_from_the_seed_does_not_divide_a_row(tmp_path):
+    """The rows of a fold or of a random split."""
+    means = compare_means(
+        write_study(tmp_path, [(0.1, 0, 100, "a"), (0.1, 1, 90, "a"), (0.2, 0, 100, "a"), (0.2, 1, 90, "a")])
+    )
     assert (means.settings, means.varying, len(means.rows)) == (("lr",), ("data.train.rows",), 2)
     assert means.lines()[3:] == ["runs of one row also differ in data.train.rows"]
+
+
+def test_other_data_of_the_same_settings_has_a_row_of_its_own(tmp_path):
+    means = compare_means(
+        write_study(tmp_path, [(0.1, 0, 100, "a"), (0.1, 1, 100, "a"), (0.1, 0, 50, "a"), (0.1, 1, 50, "a")])
+    )
+    assert (means.settings, means.varying) == (("data.train.rows",), ())
+    assert [row["valid/Score best mean"] for row in means.rows] == [0.5, 2.5]
+
+
+def test_other_programs_have_rows_of_their_own(tmp_path):
+    """A model from Python leaves no other trace, and the studies may share no seed."""
+    means = compare_means(
+        write_study(tmp_path, [(0.1, 0, 100, "a"), (0.1, 1, 100, "a"), (0.1, 2, 100, "b"), (0.1, 3, 100, "b")])
+    )
+    assert means.settings == ("train step",)
+    assert [(row["runs"], row["seed"], row["valid/Score best mean"]) for row in means.rows] == [
+        (2, (0, 1), 0.5),
+        (2, (2, 3), 2.5),
+    ]
+
+
+def test_runs_that_are_hard_to_compare_are_named(tmp_path):
+    for index, (seed, scores) in enumerate([(0, [1.0]), (0, [1.0]), (1, [1.0, 3.0])]):
+        write(tmp_path / str(index), 0.1, seed, scores)
+    assert compare_means(compare(find_runs([tmp_path]), ["Score"])).lines()[2:] == [
+        "1 run repeats the seed of another run of the row",
+        "runs of one row have different numbers of steps, from 2 to 4",
+    ]
+
+
+def test_a_key_stands_for_the_keys_below_it(tmp_path):
+    for index, (first, last) in enumerate([(0.1, 0.0), (0.2, 0.1)]):
+        write_run(
+            tmp_path / str(index),
+            {"valid/Loss": [float(index)]},
+            config=f"lr: {{class_path: Cosine, init_args: {{first: {first}, last: {last}}}}}\n",
+        )
+    comparison = compare(find_runs([tmp_path]))
+    assert len(compare_means(comparison, "lr").rows) == 1
+    assert len(compare_means(comparison, "first").rows) == 2
+
+
+def test_ambiguous_keys_are_refused(tmp_path):
+    for index in (0, 1):
+        write_run(tmp_path / str(index), config=f"vars: {{fold: {index}}}\nmodel: {{fold: {index}}}\n")
+    comparison = compare(find_runs([tmp_path]))
+    with raises_code("run-column-unknown", "vars.fold", "model.fold"):
+        compare_means(comparison, ["fold"])
+    assert str(compare_means(comparison, ["vars.fold"])).split()[0] == "model.fold"
+
+
+def test_texts_have_no_mean(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), {"valid/Loss": [1.0], "valid/Matrix": ["1 2"]}, config=f"seed: {seed}\n")
+    means = compare_means(compare(find_runs([tmp_path]), ["Matrix", "Loss"]))
+    assert (means.metrics, means.texts) == (("valid/Loss",), ("valid/Matrix",))
+    assert means.lines()[2:] == ["valid/Matrix is a text and has no mean"]
 
 
 def test_unknown_columns_are_refused(runs):

@@ -13,3 +13,9 @@ def test_the_interval_of_five_seeds():
     assert (spread.count, spread.mean) == (5, 3.0)
     assert spread.high - 3 == pytest.approx(2.776445 * math.sqrt(2.5) / math.sqrt(5), rel=1e-6)
     assert math.isnan(Spread.of({}, [1.0]).low)
+
+
+def test_numbers_that_overflow_have_no_mean():
+    spread = Spread.of({}, [1.7e308, 1.6e308, 1e308])
+    assert spread.count == 3
+    assert math.isnan(spread.mean)

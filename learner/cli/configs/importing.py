@@ -47,8 +47,8 @@ def import_path(path: str, key: str) -> Any:
     if value is None:
         place = f"in {os.getcwd()} and among installed packages"
         raise LearnerError(
-            f"{key} is {path!r}, but there is no module {parts[0]!r} {place}: run the command in the directory of "
-            f"{parts[0]}, or install it",
+            f"{key} is {path!r}, but there is no module {parts[0]!r} {place}: check the spelling, run the "
+            f"command in the directory that contains {parts[0]}.py, or install the package",
             code="config-module-missing",
             key=key,
             path=path,
