@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     from learner.optimizers.gradient_transforms import Clipped, Noisy, kernels
     from learner.optimizers.groups import Group, Groups
     from learner.optimizers.weight_averages import Ema, Swa
+    from learner.steps.run_key import run_key
 
-    __all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "OptimizerConfig", "OptimizerFactory", "Swa", "kernels"]
+    __all__ = [
+        "Clipped",
+        "Ema",
+        "Group",
+        "Groups",
+        "Noisy",
+        "OptimizerConfig",
+        "OptimizerFactory",
+        "Swa",
+        "kernels",
+        "run_key",
+    ]
 
 _import, __dir__ = import_lazily(__name__)
 

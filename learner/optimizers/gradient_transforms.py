@@ -12,8 +12,9 @@ import optax
 from learner.errors import LearnerError
 from learner.optimizers.base import OptimizerFactory, refuse_no_function
 from learner.steps.extra import accepting
+from learner.steps.run_key import run_key
 from learner.steps.tree_math import sum_dtype
-from learner.util.number_checks import is_number
+from learner.util.number_checks import is_int, is_number
 from learner.util.trees import path_name
 
 FREE = ("bias", "scale", "b", "beta", "gamma", "offset")
@@ -96,7 +97,8 @@ class Noisy(OptimizerFactory):
       optimizer: a function of the learning rate.
       eta: the variance at the first step.
       gamma: the exponent of the variance's decay.
-      seed: the seed of the noise.
+      seed: the seed of the noise; None for noise that follows from the seed of the run, or of the member of a
+        population.
 
     Raises:
       LearnerError: eta or gamma is negative or not finite.
@@ -105,7 +107,7 @@ class Noisy(OptimizerFactory):
     optimizer: Callable[[Any], Any]
     eta: float
     gamma: float = 0.55
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         refuse_no_function(self.optimizer, "the optimizer of Noisy")
@@ -117,13 +119,21 @@ class Noisy(OptimizerFactory):
                     name=name,
                     value=value,
                 )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise LearnerError(f"seed of Noisy is {self.seed!r}; it needs a whole number", code="optimizer-seed-value")
+        if self.seed is not None and not is_int(self.seed):
+            raise LearnerError(
+                f"seed of Noisy is {self.seed!r}; it needs a whole number, or None for the seed of the run",
+                code="optimizer-seed-value",
+            )
 
     def __call__(self, lr: Any) -> optax.GradientTransformation:
         """See `OptimizerFactory`."""
-        noise = optax.add_noise(self.eta, self.gamma, key=self.seed)
-        return optax.chain(noise, accepting(self.optimizer(lr)))
+        noise = optax.add_noise(self.eta, self.gamma, key=self.seed or 0)
+
+        def init(params: Any) -> Any:
+            state = noise.init(params)
+            return state if self.seed is not None else state._replace(rng_key=run_key())
+
+        return optax.chain(optax.GradientTransformation(init, noise.update), accepting(self.optimizer(lr)))
 
 
 def kernels(params: Any) -> Any:

@@ -20,6 +20,7 @@ from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at
 from learner.steps.outputs import as_output, has_wrong_labels
 from learner.steps.parts import with_barriers
 from learner.steps.precision import with_matmul
+from learner.steps.run_key import run_keys
 from learner.steps.step_definition import StepDefinition, changed_attributes
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import (
@@ -133,14 +134,15 @@ class StepFunctions(StepDefinition):
             all_leaves = leaves if self.adapter.fresh is None else jax.tree.leaves(self.adapter.fresh(rng))
             params, model_state = tree.unflatten([existing.get(i, x) for i, x in enumerate(all_leaves)])
             params = self.policy.to_param_dtype(params)
-            opt_state, extra = self._init_optimizer(params, scale, traced)
+            with run_keys(rng):
+                opt_state, extra = self.init_optimizer_state(params, scale, traced)
             state: TrainState = copied(TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, extra))
             return state
 
         traced = {name: jnp.float32(value) for name, value in (hyperparameters or {}).items()}
         return make, (existing, jnp.float32(lr_scale), jax.random.key(seed), traced)
 
-    def _init_optimizer(
+    def init_optimizer_state(
         self, params: PyTree, scale: Array, hyperparameters: Mapping[str, Array]
     ) -> tuple[PyTree, dict[str, PyTree]]:
         """Return `opt_state` and `extra` before the first step."""
@@ -167,12 +169,13 @@ class StepFunctions(StepDefinition):
         if not missing:
             return state
 
-        def make(params: PyTree, scale: Array) -> dict[int, Array]:
-            first = jax.tree.leaves(self._init_optimizer(params, scale, state.extra.get(HYPERPARAMETERS, {})))
+        def make(params: PyTree, scale: Array, rng: Array) -> dict[int, Array]:
+            with run_keys(rng):
+                first = jax.tree.leaves(self.init_optimizer_state(params, scale, state.extra.get(HYPERPARAMETERS, {})))
             arrays: dict[int, Array] = copied({i: first[i] for i in missing})
             return arrays
 
-        new_leaves = jax.jit(make, out_shardings=missing)(state.params, state.lr_scale)
+        new_leaves = jax.jit(make, out_shardings=missing)(state.params, state.lr_scale, state.rng)
         opt_state, extra = tree.unflatten([new_leaves.get(i, x) for i, x in enumerate(leaves)])
         return dataclasses.replace(state, opt_state=opt_state, extra=extra)
 

@@ -21,7 +21,12 @@ from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.checks.agreement import description, digest, refuse_together
 from learner.training.checks.fingerprints import fingerprint_of
-from learner.training.checks.population_checks import data_order_problems, memory_problems, population_problems
+from learner.training.checks.population_checks import (
+    data_order_problems,
+    memory_problems,
+    population_problems,
+    shared_key_warnings,
+)
 from learner.training.checks.step_checks import (
     changed_after_step,
     no_step,
@@ -317,6 +322,8 @@ def checked_step(
         if options.population.data_order == "own":
             problems += data_order_problems(inputs.source("train"))
         problems += memory_problems(state, len(options.population), strategy)
+        if len({member.seed for member in options.population.members}) > 1:
+            inputs.warnings.extend(shared_key_warnings(step, state))
     problems += set_directions(options, list(inputs.valid), plateau)
     inputs.warnings.extend(differing_monitors(options, list(inputs.valid)))
     problems += read_too_often(options, inputs)

@@ -7,7 +7,9 @@ import optax
 import pytest
 from flax import nnx
 
-from learner.optimizers import Clipped, Noisy, kernels
+from learner import LearnerBuilder, LearnerWarning
+from learner.optimizers import Clipped, Noisy, kernels, run_key
+from learner.steps.run_key import run_keys
 from tests.support.codes import raises_code
 
 pytestmark = pytest.mark.usefixtures("optax_promotion")
@@ -72,6 +74,56 @@ def test_noise_has_the_variance_that_was_asked_for_and_falls():
     assert np.var(second["w"]) == pytest.approx(0.25 / 4, rel=0.05)
     with raises_code("optimizer-noise-value", name="eta", value=-1):
         Noisy(optax.sgd, eta=-1)
+
+
+def noise_of(directory, optimizer, seed=0, members=(), **values):
+    """Return the parameters after steps of noise alone, of a run or of each member of a population."""
+    builder = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None).num_epochs(1).seed(seed)
+    if members:
+        builder.population(seed=members, **values)
+    model = (lambda rngs: {"w": jnp.zeros(2)}) if members else {"w": jnp.zeros(2)}
+    learner = builder.build(model, optimizer, 0.1, train_step=lambda m, b: {"loss": (b["x"] @ m["w"]).mean() * 0.0})
+    result = learner.fit([{"x": np.ones((4, 2), np.float32)}] * 3)
+    return [each.model["w"].tolist() for each in (result if members else [result])]
+
+
+def test_noise_follows_the_seed_of_the_run(tmp_path):
+    noisy = Noisy(optax.sgd, eta=1.0)
+    one, same, other = (noise_of(tmp_path / name, noisy, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert one == same != other
+    fixed = Noisy(optax.sgd, eta=1.0, seed=7)
+    assert noise_of(tmp_path / "d", fixed, seed=1) == noise_of(tmp_path / "e", fixed, seed=2)
+
+
+def test_members_of_a_population_have_their_own_noise(tmp_path):
+    """The noise of a run with the member's seed."""
+    noisy = Noisy(optax.sgd, eta=1.0)
+    first, second = noise_of(tmp_path / "p", noisy, members=[1, 2])
+    assert first != second
+    np.testing.assert_allclose([second], noise_of(tmp_path / "c", noisy, seed=2), rtol=1e-6)
+
+
+def test_members_with_the_same_noise_are_warned_about(tmp_path):
+    """An optimizer of optax keeps the key that it was given."""
+    same = lambda lr: optax.noisy_sgd(lr, eta=1.0, key=jax.random.key(0))  # noqa: E731
+    with pytest.warns(LearnerWarning, match="rng_key"):
+        first, second = noise_of(tmp_path / "p", same, members=[1, 2])
+    assert first == second
+
+    def own(lr, chain):
+        return optax.noisy_sgd(lr, eta=1.0, key=jax.random.key(jnp.int32(chain)))
+
+    first, second = noise_of(tmp_path / "q", own, members=[1, 2], chain=[1, 2], zipped=True)
+    assert first != second
+
+
+def test_each_call_within_an_optimizer_has_another_key():
+    """The noise of two groups of parameters must not be the same."""
+    with run_keys(jax.random.key(3)):
+        first, second = run_key(), run_key()
+    with run_keys(jax.random.key(3)):
+        assert run_key() == first != second
+    assert run_key() == run_key()  # outside of a run
 
 
 class Block(nnx.Module):

@@ -5,20 +5,24 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from learner.data.abstract_source import Source
 from learner.errors import Problem
 from learner.metrics.base import MetricBase
 from learner.steps.measure import MetricCollection
-from learner.steps.step import StepFunctions
+from learner.steps.run_key import run_keys
+from learner.steps.step import HYPERPARAMETERS, StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.strategies.device_lookup import memory_limit
 from learner.training.checks.step_checks import trace_train, trace_valid
 from learner.training.feed.group import bytes_of
 from learner.training.feed.inputs import Inputs
-from learner.util.text import count, first_line, size
+from learner.util.text import count, first_line, join_names, size
+from learner.util.trees import named_leaves
 
 MEMBERS = 2  # of the traced population; any number will do
 
@@ -46,6 +50,42 @@ def population_problems(step: StepFunctions, state: TrainState, inputs: Inputs) 
         elif reason := _not_mappable(program, state):
             problems.append(_explain(step, state, inputs, split, reason))
     return problems
+
+
+def shared_key_warnings(step: StepFunctions, state: TrainState) -> list[str]:
+    """Return a warning if the optimizer's state has random keys that do not follow from the seed of a member: all
+    members would draw the same numbers.
+
+    Args:
+      step: the definition of the steps.
+      state: the shapes of the state of a member.
+    """
+    names = [name for name, x in named_leaves(state.opt_state).items() if _is_key(x)]
+    if not names:
+        return []
+
+    def keys(rng: Any, value: Any) -> list[Any]:
+        """Return the keys of a member; XLA removes the rest of the state."""
+        params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.params)
+        hyperparameters = dict.fromkeys(state.extra.get(HYPERPARAMETERS, ()), value)
+        with run_keys(rng):
+            opt_state, _ = step.init_optimizer_state(params, jnp.float32(1), hyperparameters)
+        return [jax.random.key_data(x) for x in jax.tree.leaves(opt_state) if _is_key(x)]
+
+    program = jax.jit(keys)
+    pairs = zip(program(jax.random.key(1), jnp.float32(1)), program(jax.random.key(2), jnp.float32(2)), strict=True)
+    shared = [name for name, pair in zip(names, pairs, strict=True) if np.array_equal(*pair)]
+    if not shared:
+        return []
+    return [
+        f"the optimizer draws from {join_names(shared, 3)} of its state, which is the same for each seed: all members "
+        "get the same random numbers. A key from learner.optimizers.run_key() in its init follows the seed, as that "
+        "of Noisy does"
+    ]
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def data_order_problems(source: Source) -> list[str]:
