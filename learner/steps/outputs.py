@@ -284,7 +284,7 @@ class SegmentationOutput:
         if logits.ndim < 3 or targets.shape != logits.shape[:-1]:
             raise LearnerError(
                 f"SegmentationOutput.from_logits got logits of shape {logits.shape} and targets of shape "
-                f"{targets.shape}; it needs [batch, height, width, classes] and [batch, height, width]"
+                f"{targets.shape}; it needs [batch, height, width, ..., classes] and [batch, height, width, ...]"
                 f"{_labels_hint(logits, targets)}",
                 code="output-segmentation-shapes",
             )
