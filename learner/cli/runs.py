@@ -16,9 +16,9 @@ from learner.reports.html_report import write_report
 from learner.reports.pictures import AXES, picture
 from learner.reports.plots import refuse_path
 from learner.runs import control_files as asking
-from learner.runs.comparison import Comparison
+from learner.runs.comparison import ComparisonTable
 from learner.runs.comparison import compare as compared
-from learner.runs.comparison_means import ComparisonMeans, compare_means
+from learner.runs.comparison_means import compare_means
 from learner.runs.difference import difference
 from learner.runs.find import each_run, find_runs, run_directories
 from learner.runs.layout import missing_text
@@ -37,7 +37,7 @@ Prints a table of runs: the settings that differ between their configs, and the 
 with the epoch of the best. A directory that is not a run stands for all runs in it.
 
 With --over=seed, runs that differ only in the seed share a row: the number of runs, and the mean and the standard
-deviation of the best values of each metric."""
+deviation of the best values of each metric. --sort then takes a metric (by its mean), a setting, runs or seconds."""
 
 DIFF = """\
 Shows what differs between two runs (settings, facts about the data, the train step, the commit, versions and devices),
@@ -131,7 +131,7 @@ def compare(words: Sequence[str]) -> int:
     line = parser.read(words)
     if line.json and line.csv:
         parser.error("--json and --csv exclude each other")
-    found: Comparison | ComparisonMeans
+    found: ComparisonTable
     if line.over:
         # By the same column, as it may be a metric that is not shown otherwise.
         sort = None if line.sort == "runs" else line.sort

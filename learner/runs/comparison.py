@@ -1,5 +1,6 @@
 """Comparison of runs: the settings that differ, and the results."""
 
+import abc
 import dataclasses
 import math
 import os
@@ -30,8 +31,33 @@ CELL = 24
 Row = dict[str, Any]
 
 
+class ComparisonTable(abc.ABC):
+    """Base class of comparisons: rows by column, and their form as a text table.
+
+    Attributes:
+      rows: a mapping for each row, all with the same keys.
+    """
+
+    rows: tuple[Row, ...]
+
+    @abc.abstractmethod
+    def lines(self, settings: int | None = None, width: int | None = None) -> list[str]:
+        """Return the comparison as a text table."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return fragment(preformatted(self.lines()))
+
+    def columns(self) -> list[str]:
+        """Return the column names, in order."""
+        return list(self.rows[0])
+
+
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(ComparisonTable):
     """The result of `compare`.
 
     Attributes:
@@ -54,17 +80,6 @@ class Comparison:
     higher: frozenset[str]
     equal: frozenset[str]
     facts: frozenset[str]
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return fragment(preformatted(self.lines()))
-
-    def columns(self) -> list[str]:
-        """Return the column names, in order."""
-        return list(self.rows[0])
 
     def lines(self, settings: int | None = None, width: int | None = None) -> list[str]:
         """Return the comparison as a text table.

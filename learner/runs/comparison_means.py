@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, first_of, near
-from learner.runs.comparison import PROGRAM, Comparison, Row, last_part, setting_column, setting_texts, sort_rank
+from learner.runs.comparison import (
+    PROGRAM,
+    Comparison,
+    ComparisonTable,
+    Row,
+    last_part,
+    setting_column,
+    setting_texts,
+    sort_rank,
+)
 from learner.runs.spread import FEWEST, Spread
-from learner.util.fragments import fragment, preformatted
 from learner.util.text import aligned, count, join_names, printable, short
 
 GAP = 2
@@ -19,7 +27,7 @@ STATISTICS = "count", "mean", "std", "low", "high"
 
 
 @dataclasses.dataclass(frozen=True)
-class ComparisonMeans:
+class ComparisonMeans(ComparisonTable):
     """The result of `compare_means`.
 
     Attributes:
@@ -41,17 +49,6 @@ class ComparisonMeans:
     metrics: tuple[str, ...]
     texts: tuple[str, ...]
     rows: tuple[Row, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return fragment(preformatted(self.lines()))
-
-    def columns(self) -> list[str]:
-        """Return the column names, in order."""
-        return list(self.rows[0])
 
     def lines(self, settings: int | None = None, width: int | None = None) -> list[str]:
         """Return the means of the best values as a text table, with notes about runs that are hard to compare. Metrics
@@ -84,10 +81,11 @@ class ComparisonMeans:
         notes = [f"{key} is a text and has no mean" for key in self.texts]
         if self.varying:
             notes.append(f"runs of one row also differ in {join_names(self.varying, SHOWN)}")
-        repeated = sum(row["runs"] - len({*self._repetitions(row)}) for row in self.rows)
-        if repeated and self.over:
-            verb = "repeats" if repeated == 1 else "repeat"
-            notes.append(f"{count(repeated, 'run')} {verb} the {' and '.join(self.over)} of another run of the row")
+        # Without a setting that differs, all runs of a row repeat the first one.
+        repeated = sum(row["runs"] - max(1, len({*self._repetitions(row)})) for row in self.rows)
+        if repeated:
+            verb, what = "repeats" if repeated == 1 else "repeat", " and ".join(self.over) or "settings"
+            notes.append(f"{count(repeated, 'run')} {verb} the {what} of another run of the row")
         if uneven := [row["steps"] for row in self.rows if len({*row["steps"]}) > 1]:
             low, high = min(map(min, uneven)), max(map(max, uneven))
             notes.append(f"runs of one row have different numbers of steps, from {low:,} to {high:,}")

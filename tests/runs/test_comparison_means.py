@@ -155,6 +155,14 @@ def test_runs_that_are_hard_to_compare_are_named(tmp_path):
     ]
 
 
+def test_runs_of_one_seed_are_no_sample(tmp_path):
+    """Copies of a run would have an interval of width 0."""
+    for index in range(3):
+        write(tmp_path / str(index), 0.1, 0, [1.0])
+    means = compare_means(compare(find_runs([tmp_path]), ["Score"]))
+    assert means.lines()[2:] == ["2 runs repeat the settings of another run of the row"]
+
+
 def test_a_key_stands_for_the_keys_below_it(tmp_path):
     for index, (first, last) in enumerate([(0.1, 0.0), (0.2, 0.1)]):
         write_run(
