@@ -536,7 +536,8 @@ class LearnerBuilder:
           keep_best: the number of best checkpoints by `monitor` to keep as well. With 0, no copy stays in memory, and
             the best is chosen among saved checkpoints.
           keep_every: the interval in epochs of checkpoints to keep permanently.
-          monitor: a metric by key; default: `valid/Loss`, or `train/Loss` without validation.
+          monitor: a metric by key; default: `valid/Loss`, or `train/Loss` without validation. `custom/NAME`: a number
+            that a hook returns as `NAME`; it needs `mode`.
           mode: `"min"` or `"max"`; default: the metric's own direction.
           every_epochs: the interval of saves in epochs; default: 1 if no other `every_` is given.
           every_steps: the interval of saves in optimizer steps.
@@ -799,10 +800,10 @@ class LearnerBuilder:
         """Call `fn(info, model)` after every epoch and its validation, with a copy of the model in eval mode.
 
         `info` has `epoch`, `step` and `values`. `fn` may return a dict of values to log: numbers, which form the split
-        `custom`, texts, `learner.Image(array)` and `learner.Histogram(array)`. It may also return
-        `learner.Updates(model=, lr_scale=, stop=)` to change the run before the next step, or to end it; assignments to
-        the model are lost unless `fn` returns that model. `fn` may also change streamed data: the next epoch is read
-        after it.
+        `custom` and can be monitored (`custom/NAME`), texts, `learner.Image(array)` and `learner.Histogram(array)`. It
+        may also return `learner.Updates(model=, lr_scale=, stop=)` to change the run before the next step, or to end
+        it; assignments to the model are lost unless `fn` returns that model. `fn` may also change streamed data: the
+        next epoch is read after it.
         """
         return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 

@@ -117,6 +117,17 @@ def test_processes_keep_the_best_epoch_together(tmp_path):
     assert load_checkpoint(tmp_path / "run").epoch == best
 
 
+@pytest.mark.full
+def test_processes_decide_by_a_hooks_numbers_of_the_first(tmp_path):
+    """Process 0 is best in epoch 2, and stops after epoch 4; process 1 alone would improve in every epoch."""
+    scores = [[3.0, 1.0, 2.0, 2.0, 2.0, 2.0], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]]
+    save = {**BEST, "monitor": "custom/Score", "mode": "min"}
+    ends = trained(tmp_path / "run", 2, accumulate=4, epochs=6, save=save, scores=scores)
+    assert [end["steps"] for end in ends] == [8, 8]
+    assert saved_steps(tmp_path / "run") == [4, 8]
+    assert load_checkpoint(tmp_path / "run").epoch == 2
+
+
 def test_only_the_first_process_writes_but_for_logs(two):
     directory, _ = two
     events = [line["event"] for line in journal_of(directory)]

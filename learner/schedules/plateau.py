@@ -19,7 +19,7 @@ class ReduceOnPlateau:
 
     Args:
       lr: the initial rate.
-      monitor: the key of a metric, such as `valid/Loss`.
+      monitor: the key of a metric, such as `valid/Loss`, or `custom/NAME` for a number that a hook returns as `NAME`.
       factor: the factor of a reduction, between 0 and 1.
       patience: the number of validations without improvement to allow, 0 or more.
       mode: `"min"` or `"max"`; `None`: the metric's own direction.

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,9 @@ from learner.errors import LearnerError
 from learner.events import SamplesLogged
 from learner.models.params import trainable_params
 from learner.runs.appended import shortest
+from learner.training.number_log import NumberLog
 from learner.training.programs.executor import Runner
 from learner.training.progress.position import Position
-from learner.training.reporting.messages import SplitFinished
 from learner.training.reporting.reporter import Reporter
 from learner.training.stopping import StopController
 from learner.training.validation import Validator
@@ -73,15 +73,24 @@ class HookCaller:
 
     Args:
       runner: the state that hooks see, and may change.
-      reporter: logs the values: numbers as the split `custom`, others as samples.
+      reporter: logs the values that are no numbers, as samples.
+      numbers: logs the numbers.
       stop: the controller that a hook may ask to end the run.
       validator: may set the learning rate, which hooks then cannot scale.
     """
 
-    def __init__(self, runner: Runner, reporter: Reporter, stop: StopController, validator: Validator) -> None:
-        self._runner, self._reporter, self._stop, self._validator = runner, reporter, stop, validator
+    def __init__(
+        self, runner: Runner, reporter: Reporter, numbers: NumberLog, stop: StopController, validator: Validator
+    ) -> None:
+        self._runner, self._reporter, self._numbers = runner, reporter, numbers
+        self._stop, self._validator = stop, validator
         self._calls: collections.Counter[int] = collections.Counter()
         self._changing: set[int] = set()
+        self._returned: set[int] = set()
+
+    def have_returned(self, hooks: Iterable[Callable[..., Any]]) -> bool:
+        """Return True if each of the hooks has returned values."""
+        return all(id(hook) in self._returned for hook in hooks)
 
     def call(self, hooks: Sequence[Callable[..., Any]], p: Position, at_step: int | None) -> None:
         """Call each hook with `(info, model)`."""
@@ -108,13 +117,14 @@ class HookCaller:
             if isinstance(returned, Updates) or id(hook) in self._changing:
                 model = self._runner.model()
             returned = returned.values if isinstance(returned, Updates) else returned
-            for name, value in _values(hook, returned).items():
+            if values := _values(hook, returned):
+                self._returned.add(id(hook))
+            for name, value in values.items():
                 if isinstance(value, float):
                     numbers[name] = value
                 else:
                     samples[name] = value
-        if numbers:
-            self._reporter.put(SplitFinished("custom", p.epoch, p.step, at_step, numbers))
+        self._numbers.log(numbers, p, at_step)
         if samples:
             self._reporter.put(SamplesLogged(time.time(), p.epoch, p.step, samples))
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from learner.checkpoint.retention import CheckpointOptions
 from learner.errors import Problem, near
+from learner.events import MetricInfo
 from learner.metrics.monitor import Monitor
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.training.options import Options
+from learner.training.options import NUMBERS, Options
 from learner.util.text import join_names
 
 
@@ -28,6 +29,11 @@ def monitored_keys(options: Options, valid_splits: list[str], plateau: ReduceOnP
     monitors += [x.monitor for x in (plateau, options.halving, options.exploit) if x is not None]
     best = [] if options.checkpoints is None else [monitor_of(options, valid_splits)[0]]
     return {*(monitor.monitor for monitor in monitors), *best}
+
+
+def monitored_numbers(options: Options, plateau: ReduceOnPlateau | None) -> list[str]:
+    """Return the keys of the numbers of hooks on which a decision depends."""
+    return sorted(key for key in monitored_keys(options, [], plateau) if key.startswith(NUMBERS))
 
 
 def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
@@ -77,20 +83,21 @@ def _wrong(what: str, problem: str | None) -> list[Problem]:
 def direction_of(options: Options, valid_splits: list[str], key: str, mode: str | None) -> tuple[str, str | None]:
     """Return `min` or `max` for a metric, and the problem with monitoring it or None."""
     infos = {info.key: info for info in options.metric_infos(["train", *valid_splits])}
-    numeric = [k for k, info in infos.items() if info.numeric]
+    numeric = [k for k, info in infos.items() if info.numeric and k != key]
     if key not in infos and key.startswith("valid/") and not valid_splits:
         return "min", f"{key!r}, and there is no validation data; {near('', numeric)}"
-    if key.startswith("custom/"):
-        return "min", f"{key!r}, a number that a hook returns, and only metrics can be monitored; {near('', numeric)}"
+    if key.startswith(NUMBERS):
+        if not (options.has_hooks or options.learner_class):  # a loop of the user's may log numbers as well
+            return "min", f"{key!r}, a number that a hook returns, and there is no hook (on_epoch_end, every)"
+        infos.setdefault(key, MetricInfo("custom", key.removeprefix(NUMBERS)))
     if key not in infos:
         return "min", f"{key!r}, which no metric provides; {near(key, numeric)}"
     if not infos[key].numeric:
         return "min", f"{key!r}, which is not a number"
     better = infos[key].higher_is_better
     if mode is None and better is None:
-        remedy = "give mode='min' or mode='max' beside the monitor, or the metric a direction: its attribute "
-        return (
-            "min",
-            f"{key!r}, which has no direction of its own: {remedy}higher_is_better, or that argument of FieldMean",
-        )
+        remedy = "give mode='min' or mode='max' beside the monitor"
+        if not key.startswith(NUMBERS):
+            remedy += ", or the metric a direction: its attribute higher_is_better, or that argument of FieldMean"
+        return "min", f"{key!r}, which has no direction of its own: {remedy}"
     return mode or ("max" if better else "min"), None

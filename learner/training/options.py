@@ -23,6 +23,7 @@ from learner.training.valid_schedule import ValidPeriod, ValidSchedule
 from learner.util.addresses import is_address
 
 REMATERIALISED = ", rematerialised by "
+NUMBERS = "custom/"  # the keys of numbers that hooks return, and loops log
 LONGEST_CHAIN = 40  # symbolic links, as in Linux
 DEFAULT_CHECKPOINTS = CheckpointOptions(
     keep_last=1, keep_best=1, every_epochs=None, every_seconds=600.0, epoch_ends_after=60.0
@@ -128,6 +129,11 @@ class Options:
         return self.accumulate > 1 or self.split not in (None, 1)
 
     @property
+    def has_hooks(self) -> bool:
+        """True if hooks are called between steps or epochs."""
+        return bool(self.on_epoch_end or self.every)
+
+    @property
     def checkpoint_place(self) -> str | Path:
         """The directory of the checkpoints: an absolute path, or a URL that Orbax can open (`gs://...`)."""
         given = None if self.checkpoints is None else self.checkpoints.directory
@@ -186,12 +192,25 @@ class Options:
         return [copy.deepcopy(m) if isinstance(m, HostMetric) else m for m in metrics]
 
     def metric_infos(self, splits: list[str]) -> tuple[MetricInfo, ...]:
-        """Return a description of every metric of these splits."""
-        return tuple(
-            MetricInfo(split, m.name, m.unit, m.higher_is_better, m.numeric)
-            for split in splits
-            for m in self.metrics_of(split)
-        )
+        """Return a description of every metric of these splits, and of every monitored number of a hook."""
+        metrics = [(split, metric) for split in splits for metric in self.metrics_of(split)]
+        infos = [MetricInfo(split, m.name, m.unit, m.higher_is_better, m.numeric) for split, m in metrics]
+        return *infos, *self.monitored_numbers()
+
+    def monitored_numbers(self) -> list[MetricInfo]:
+        """Return a description of every number of a hook that early stopping or the checkpointer monitors."""
+        monitors = [(stopping.monitor.monitor, stopping.monitor.mode) for stopping in self.early_stopping]
+        if self.checkpoints is not None and self.checkpoints.monitor is not None:
+            monitors.append((self.checkpoints.monitor, self.checkpoints.mode))
+        modes: dict[str, str | None] = {}
+        for key, mode in monitors:
+            if key.startswith(NUMBERS):
+                modes[key] = modes.get(key) or mode
+        split = NUMBERS.removesuffix("/")
+        return [
+            MetricInfo(split, key.removeprefix(NUMBERS), "", None if mode is None else mode == "max")
+            for key, mode in modes.items()
+        ]
 
 
 def absolute(path: str | Path) -> str:

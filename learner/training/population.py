@@ -425,7 +425,7 @@ def _least_rate(population: Population, lr: ReduceOnPlateau) -> float:
 
 def _unsupported_options(options: Options) -> Iterator[tuple[str, str]]:
     """Yield the other unsupported options."""
-    if options.on_epoch_end or options.every:
+    if options.has_hooks:
         yield "has no hooks (on_epoch_end, every)", "read the history of each member in the result"
     for logger in options.loggers:
         if logger.place is not None:

@@ -12,6 +12,7 @@ from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Dispatch, Feeder
 from learner.training.hooks import EpochInfo, HookCaller
 from learner.training.member_decisions import all_ended_text
+from learner.training.number_log import NumberLog
 from learner.training.options import Options
 from learner.training.profiler import Profiler
 from learner.training.programs.executor import MetricAccumulator, Runner
@@ -43,6 +44,7 @@ class Run(ThreadOwned):
       saver: writes checkpoints; None if nothing is saved.
       stop: the controller of requests and decisions to stop.
       validator: runs validations.
+      numbers: logs the numbers of hooks.
       timer: marks when the time of a dispatch begins.
       profiler: traces some steps, or None.
     """
@@ -57,12 +59,13 @@ class Run(ThreadOwned):
     saver: CheckpointSaver | None
     stop: StopController
     validator: Validator
+    numbers: NumberLog
     timer: StepTimer
     profiler: Profiler | None
 
     def __post_init__(self) -> None:
         self.claim()
-        self._hooks = HookCaller(self.runner, self.reporter, self.stop, self.validator)
+        self._hooks = HookCaller(self.runner, self.reporter, self.numbers, self.stop, self.validator)
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -176,6 +179,8 @@ class Run(ThreadOwned):
         if p.in_validation and not self.validator.run_pending_validation(p):
             return
         self.data_state = self.feeder.state_after(self._call_at_epoch_end, self.data_state)
+        hooks = *self.options.on_epoch_end, *(hook for _, hook in self.options.every)
+        self.numbers.warn_of_missing(expected=self._hooks.have_returned(hooks))
         # After the hooks, as their numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()
@@ -216,9 +221,10 @@ class Run(ThreadOwned):
         return self.runner.model()
 
     def log_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Log numbers by name as the split `custom` at this step. Arrays are read later."""
-        p = self.position
-        self.reporter.put(SplitFinished("custom", p.epoch, p.step, p.step, dict(numbers)))
+        """Log numbers by name as the split `custom` at this step. If one is monitored, arrays are read now, and all
+        processes must call this; otherwise they are read later.
+        """
+        self.numbers.log(numbers, self.position, self.position.step)
 
     def warn(self, text: str) -> None:
         """Show a warning to people, and log it. May be called from any thread."""
@@ -384,4 +390,5 @@ class Run(ThreadOwned):
         if inside and reason == "num_steps":
             self._close_train()
             self.reporter.put(EpochFinished(p.epoch, p.step))
+        self.numbers.warn_of_missing(expected=True)
         return reason

@@ -12,6 +12,8 @@ from learner.training.checkpoints.resume import data_of
 from learner.training.checkpoints.rewind import open_checkpoints
 from learner.training.checks.row_relations import warnings_of_parts
 from learner.training.files.run_outputs import Outputs, open_outputs
+from learner.training.monitors import monitored_numbers
+from learner.training.number_log import NumberLog
 from learner.training.programs.compilation import CompileTimes
 from learner.training.progress.position import Position
 from learner.training.reporting.timing import StepTimer, TimeBreakdown
@@ -103,6 +105,7 @@ def _setup(
     # 4. The parts that decide: they may query the threads, and the loop queries them.
     stop = build_stop(spec, request, began, timer, reporter, saver, consensus)
     train = feeders.pop("train")
+    validator = build_validator(spec, runner, timer, reporter, stop, feeders, outputs)
     run = Run(
         options=options,
         runner=runner,
@@ -113,7 +116,8 @@ def _setup(
         reporter=reporter,
         saver=saver,
         stop=stop,
-        validator=build_validator(spec, runner, timer, reporter, stop, feeders, outputs),
+        validator=validator,
+        numbers=NumberLog(reporter, validator, processes, monitored_numbers(options, spec.plateau)),
         timer=timer,
         profiler=build_profiler(spec, position, timer, reporter),
     )

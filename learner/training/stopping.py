@@ -18,9 +18,10 @@ class MetricEarlyStopping:
     """Stop when a metric has not improved for `patience` validations in a row.
 
     Args:
-      monitor: a metric by key, such as `valid/Loss`.
-      mode: `"min"` or `"max"`. None: the metric's own direction.
-      patience: the number of consecutive validations without improvement after which the run stops, 1 or more.
+      monitor: a metric by key, such as `valid/Loss`, or `custom/NAME` for a number that a hook returns as `NAME`.
+      mode: `"min"` or `"max"`. None: the metric's own direction, which a number of a hook does not have.
+      patience: the number of consecutive validations (or numbers of the hook) without improvement after which the run
+        stops, 1 or more.
       min_delta: the smallest change that counts as an improvement, in the metric's unit.
       warmup: the number of first validations that do not count towards `patience`. Their values count for the best.
 
@@ -74,7 +75,7 @@ class MetricEarlyStopping:
         if self._without < self.patience:
             return None
         best = "any value" if self._best.best is None else f"{self._best.best:.6g}"
-        what = "epoch" if self._best.monitor.startswith("train/") else "validation"
+        what = {"train": "epoch", "custom": "value"}.get(self._best.monitor.partition("/")[0], "validation")
         return f"{self._best.monitor} has not improved on {best} for {count(self._without, what)}"
 
     def get_state(self) -> dict[str, Any]:

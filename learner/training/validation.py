@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Feeder
 from learner.training.member_decisions import MemberDecisions
+from learner.training.options import NUMBERS
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import OomContext
 from learner.training.progress.position import Position
@@ -69,6 +71,7 @@ class Validator(ThreadOwned):
         self._log, self._warn = log, warn
         self.validated_step = validated_step
         self._members = members
+        self._logged_at: dict[str, int] = {}  # the step of the newest number of a hook, by name
         self.claim()
 
     def due(self, step: int, epoch: int | None = None) -> tuple[str, ...]:
@@ -78,6 +81,10 @@ class Validator(ThreadOwned):
     def has_validated(self, split: str, step: int, epoch: int | None) -> bool:
         """Return True if a split was validated after this step. `epoch`: the epoch that ended there, or None."""
         return self.validated_step == step and (step == 0 or split in self.due(step, epoch))
+
+    def has_logged(self, name: str, step: int) -> bool:
+        """Return True if a hook has returned this number after this step."""
+        return self._logged_at.get(name) == step
 
     def unvalidated(self, step: int) -> tuple[str, ...]:
         """Return the splits that were not validated after a step inside an epoch."""
@@ -159,13 +166,21 @@ class Validator(ThreadOwned):
         """Apply early stopping and the plateau scheduler to the values of this step. Without them the loop does not
         wait for values.
         """
-        step = p.step
         if self._members is not None:
             self._stop.decide(self._members.update(p))
         if not (self._early_stopping or self._plateau):
             return
         # The decision must come before the next step, so the loop waits for the device here.
-        values = self._reporter.newest(at=step)
+        values = self._reporter.newest(at=p.step)
+        # A number of a hook at this step was applied when it was logged, and must not count twice.
+        self._apply({key: value for key, value in values.items() if not key.startswith(NUMBERS)}, p.step)
+
+    def apply_numbers(self, numbers: Mapping[str, Any], step: int) -> None:
+        """Apply early stopping and the plateau scheduler to numbers by name that were logged after this step."""
+        self._logged_at |= dict.fromkeys(numbers, step)
+        self._apply({f"{NUMBERS}{name}": value for name, value in numbers.items()}, step)
+
+    def _apply(self, values: Mapping[str, Any], step: int) -> None:
         for stopping in self._early_stopping:
             reason = stopping.update(values)
             self._stop.decide(reason and f"early stopping: {reason}")

@@ -104,6 +104,9 @@ def train(coordinator, count, index, directory, kind, given):
         builder.metrics(Perplexity())
     if "early" in options:
         builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=options["early"], min_delta=9.0))
+    if scores := options.get("scores"):
+        builder.on_epoch_end(lambda info, model: {"Score": scores[index][info.epoch - 1]})
+        builder.early_stopping(MetricEarlyStopping("custom/Score", "min", patience=2))
     if options.get("profile"):
         builder.profile(tuple(options["profile"]))
     if options.get("limits"):

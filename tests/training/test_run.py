@@ -236,6 +236,7 @@ def test_unusable_return_values_of_hooks_are_refused(returned):
         HookCaller(
             runner,
             reporter,
+            None,
             StopController(StopRequest(), None, None, 0.0),
             FREE,
         ).call([mine], Position(), None)
@@ -262,6 +263,7 @@ def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
         HookCaller(
             runner,
             reporter,
+            None,
             StopController(StopRequest(), None, None, 0.0),
             FREE,
         ).call([mine], Position(), None)

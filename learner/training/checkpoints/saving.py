@@ -34,7 +34,7 @@ from learner.distributed.process_group import ProcessGroup
 from learner.steps.train_state import TrainState
 from learner.training.checkpoints.checkpoint_writer import CheckpointWriter
 from learner.training.checkpoints.save_decisions import SaveDecisions
-from learner.training.options import Options
+from learner.training.options import NUMBERS, Options
 from learner.training.programs.executor import Runner
 from learner.training.progress.position import Position
 from learner.training.progress.snapshot import SaveAnswer, SnapshotComposer, StateCopy
@@ -122,7 +122,9 @@ class CheckpointSaver(ThreadOwned):
 
     def is_measured(self, validator: Validator, step: int, ended_epoch: int | None) -> bool:
         """Return True if the monitored metric was measured after this step, at the end of an epoch or inside one."""
-        split = self._monitor.partition("/")[0]
+        split, _, name = self._monitor.partition("/")
+        if self._monitor.startswith(NUMBERS):
+            return validator.has_logged(name, step)
         if split not in validator.feeders:
             return ended_epoch is not None
         return validator.has_validated(split, step, ended_epoch)
