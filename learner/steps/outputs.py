@@ -225,7 +225,8 @@ class SequenceOutput:
 
     @classmethod
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SequenceOutput":
-        """Return an output with the softmax cross-entropy per token. `mask` `[batch, length]` marks tokens that count.
+        """Return an output with the softmax cross-entropy per token. `mask` marks the tokens that count, `[batch,
+        length]`, or the rows whose tokens count, `[batch]`.
 
         The loss and its gradient are NaN if a label that counts is outside of `0..classes-1`.
 
@@ -240,7 +241,7 @@ class SequenceOutput:
                 f"it needs [batch, length, classes] and [batch, length]{_labels_hint(logits, targets)}",
                 code="output-sequence-shapes",
             )
-        _check_mask(mask, targets.shape)
+        mask = _mask_of_labels(mask, targets)
         losses = _cross_entropy("SequenceOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
         loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, targets, weight, mask)
@@ -272,7 +273,8 @@ class SegmentationOutput:
 
     @classmethod
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SegmentationOutput":
-        """Return an output with the softmax cross-entropy per pixel. `mask` marks the pixels that count.
+        """Return an output with the softmax cross-entropy per pixel. `mask` marks the pixels that count, in the
+        targets' shape, or the rows whose pixels count, `[batch]`.
 
         The loss and its gradient are NaN if a label that counts is outside of `0..classes-1`.
 
@@ -288,7 +290,7 @@ class SegmentationOutput:
                 f"{_labels_hint(logits, targets)}",
                 code="output-segmentation-shapes",
             )
-        _check_mask(mask, targets.shape)
+        mask = _mask_of_labels(mask, targets)
         losses = _cross_entropy("SegmentationOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
         loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, targets, weight, mask)
@@ -375,6 +377,14 @@ def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
             code="output-mask-shape",
             shape=shape,
         )
+
+
+def _mask_of_labels(mask: Array | None, targets: Array) -> Array | None:
+    """Return a mask in the shape of the targets; one of rows is repeated for all labels of a row."""
+    if mask is not None and mask.shape == targets.shape[:1]:
+        return jnp.broadcast_to(mask.reshape(-1, *[1] * (targets.ndim - 1)), targets.shape)
+    _check_mask(mask, targets.shape)
+    return mask
 
 
 def _labels_hint(logits: Array, labels: Array) -> str:

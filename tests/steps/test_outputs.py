@@ -168,6 +168,20 @@ def test_weighted_means_do_not_depend_on_the_dtype(dtype, weights):
     assert (mean.dtype, weight.dtype, float(weight)) == (jnp.float32, jnp.float32, weights.sum())
 
 
+@pytest.mark.parametrize(("kind", "shape"), [(SequenceOutput, (3, 5)), (SegmentationOutput, (3, 5, 2))])
+def test_a_mask_of_rows_counts_all_labels_of_a_row(kind, shape):
+    rng = np.random.default_rng(2)
+    logits, targets = rng.normal(size=(*shape, CLASSES)).astype(np.float32), labels(*shape)(rng)
+    logits[1] = np.nan
+    output = jax.jit(kind.from_logits)(logits, targets, np.array([True, False, True]))
+    losses = cross_entropy(np.float64(logits), targets)
+    np.testing.assert_allclose(output.loss, losses[[0, 2]].mean(), rtol=1e-6)
+    assert float(output.weight) == 2 * np.prod(shape[1:])
+    assert output.mask.shape == shape
+    weighted = kind.from_logits(logits, targets, np.float32([1, 0, 3]))
+    np.testing.assert_allclose(weighted.loss, (losses[0].mean() + 3 * losses[2].mean()) / 4, rtol=1e-6)
+
+
 def test_a_custom_output_with_a_mask_needs_a_weight():
     """Otherwise, batches with 4 unmasked rows and with 1 would have equal weights."""
     mask = jnp.array([1, 0, 1])
@@ -436,10 +450,10 @@ WRONG = {
     "one-hot pixels": (SegmentationOutput.from_logits, (of(2, 4, 5, 3), of(2, 4, 5, 3)), r"\.argmax\(-1\)"),
     "shifted targets": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 4, dtype=INT)), r"\(4, 4\)"),
     "float tokens": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5)), "dtype float32; it needs integer"),
-    "mask per sequence": (
+    "mask per place": (
         SequenceOutput.from_logits,
-        (of(4, 5, 3), of(4, 5, dtype=INT), of(4)),
-        r"mask has shape \(4,\)",
+        (of(4, 5, 3), of(4, 5, dtype=INT), of(5)),
+        r"mask has shape \(5,\)",
     ),
 }
 
