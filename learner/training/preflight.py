@@ -42,6 +42,7 @@ from learner.training.files.directory import problem_with
 from learner.training.files.run_directory import may_resume, refuse_links
 from learner.training.monitors import differing_monitors, monitored_keys, set_directions
 from learner.training.options import Options
+from learner.util.code_location import code_location
 from learner.util.text import join_names, name_of
 from learner.util.trees import named_leaves
 
@@ -367,11 +368,21 @@ def _redrawn(split: str) -> str:
 
 @contextlib.contextmanager
 def _collecting(problems: list[str]) -> Iterator[None]:
-    """Append an error raised in the block to the problems, so that further checks run."""
+    """Append an error raised in the block to the problems, so that further checks run. An error with the same cause as
+    one of them is left out: a function may be both the train and the valid step.
+    """
     try:
         yield
     except LearnerError as error:
-        problems.append(Problem(error, code=error.code, **error.fields))
+        problem = Problem(error, code=error.code, **error.fields)
+        causes = [_fault(known.cause) for known in problems if isinstance(known, Problem) and known.cause is not None]
+        if problem.cause is None or _fault(problem.cause) not in causes:
+            problems.append(problem)
+
+
+def _fault(cause: BaseException) -> tuple[Any, ...]:
+    """Return the type, the text and the place of an exception."""
+    return type(cause), str(cause), code_location(cause)
 
 
 def read_too_often(options: Options, inputs: Inputs) -> list[str]:

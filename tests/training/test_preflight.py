@@ -404,7 +404,7 @@ MONITORS = {
         ("valid/Los", ["'valid/Los', which no metric provides", "did you mean 'valid/Loss'"]),
         ("Precision@5", ["which no metric provides", "choose from 'train/Learning Rate', 'train/Loss', 'valid/Loss'"]),
         ("valid/Words", ["'valid/Words', which is not a number"]),
-        ("custom/Length", ["'custom/Length', a number that a hook returns", "choose from 'train/Learning Rate'"]),
+        ("custom/Length", ["'custom/Length', a number that a hook returns", "there is no hook"]),
         ("train/Learning Rate", ["no direction of its own", "mode='min' or mode='max'"]),
     ],
 )
@@ -420,6 +420,20 @@ def test_a_monitor_of_missing_validation_data_is_refused(tmp_path):
     message = refused(build_line(builder), batches())
     assert "early stopping monitors 'valid/Loss', and there is no validation data; choose from 'train/" in message
     assert "train/Loss" in message
+
+
+def test_a_mistake_in_a_function_that_is_both_steps_is_reported_once(tmp_path):
+    def wrong(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ jnp.zeros(7), batch["t"])
+
+    def other(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ jnp.zeros(7), batch["t"])
+
+    for valid_step, number in ((wrong, 1), (other, 2)):
+        learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=wrong, valid_step=valid_step)
+        with raises_code("step-trace-failed") as raised:
+            learner.fit(batches(), batches())
+        assert len(raised.value.codes) == number
 
 
 def test_the_default_monitor():
@@ -471,7 +485,8 @@ def test_an_error_of_the_user_is_the_cause_of_the_one_of_all_problems(tmp_path):
         width = 7
         return line_step(model, {**batch, "x": batch["x"][:, : width - 6]})
 
-    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step, valid_step=step)
+    nothing = lambda model, batch: None  # noqa: E731
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step, valid_step=nothing)
     with raises_code("learner-untrainable") as raised:
         learner.fit(batches(), batches())
     error, frames = raised.value, traceback.walk_tb(raised.value.__cause__.__traceback__)
