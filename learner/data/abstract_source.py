@@ -1,7 +1,7 @@
 """The interface of all data: the batches of one split, epoch by epoch, from any position."""
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,12 @@ class Source(abc.ABC):
     def arrays(self) -> PyTree | None:
         """Return the arrays in this process's memory from which the batches take their rows; None for streams. Each
         access gathers the arrays of views.
+        """
+        return None
+
+    def unsaved(self) -> Hashable:
+        """Return a digest of what hooks could change in the data, but no checkpoint contains; None if there is nothing,
+        or if it is unknown.
         """
         return None
 

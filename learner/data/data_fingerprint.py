@@ -6,7 +6,7 @@ arrays in memory.
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from learner.data.dataset import Dataset
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 LONGEST = 1000  # characters of a description
 SAMPLE_BYTES = 2**24  # of the rows in a checksum, which takes about 20 ms
+MOST_ELEMENTS = 100_000  # of a list in a digest
 LARGE_BYTES, FEW_ROWS = 2**30, 64  # arrays that may be mapped files, where each row may be a page to read
 
 
@@ -108,6 +109,28 @@ def sampled(rows: int, nbytes: int) -> np.ndarray:
     most = min(rows, max(3, SAMPLE_BYTES // max(1, nbytes)))
     most = min(most, FEW_ROWS) if rows * nbytes > LARGE_BYTES else most
     return np.linspace(0, rows - 1, most).astype(np.intp)
+
+
+def attributes_digest(data: Any) -> Hashable:
+    """Return a digest of the attributes of an object, or the elements of a list: equal within a process as long as none
+    of them is assigned, and no element of arrays and lists among them. Dicts may be caches, which any read fills.
+
+    >>> data = type("Data", (), {})()
+    >>> data.rows = np.arange(3)
+    >>> before = attributes_digest(data)
+    >>> data.rows[0] = 7
+    >>> attributes_digest(data) == before
+    False
+    """
+    return _digest(data), *((name, _digest(value)) for name, value in getattr(data, "__dict__", {}).items())
+
+
+def _digest(value: Any) -> Hashable:
+    if type(value) is np.ndarray and value.dtype != object and value.ndim:
+        chosen = sampled(len(value), value.nbytes // max(1, len(value)))
+        return id(value), None if not len(value) else digest_of(value[chosen])
+    elements = value[:MOST_ELEMENTS] if type(value) is list else ()
+    return id(value), *map(id, elements)
 
 
 def checksum_text(digest: int | None) -> str | None:

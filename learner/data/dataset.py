@@ -553,6 +553,16 @@ def inner_of(data: Any) -> tuple[Any, ...]:
     return data._inner if isinstance(data, Dataset) else ()
 
 
+def roots_of(data: Any) -> list[Any]:
+    """Return the datasets below all views, each once.
+
+    >>> roots_of(view([1, 2]).map(str).shuffle())
+    [[1, 2]]
+    """
+    roots = [data] if not (inner := inner_of(data)) else [root for each in inner for root in roots_of(each)]
+    return list({id(root): root for root in roots}.values())
+
+
 def _is_redrawn(data: Any) -> bool:
     return isinstance(data, Dataset) and (data._redraws or any(map(_is_redrawn, data._inner)))
 

@@ -5,7 +5,7 @@ import copy
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ import numpy as np
 
 from learner.data.abstract_source import CHANGED, PyTree, Source
 from learner.data.batch_arrays import as_array, digest_of
-from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
+from learner.data.data_fingerprint import ADDRESS, attributes_digest, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
-from learner.data.iterator_state import from_json, to_json
+from learner.data.iterator_state import from_json, put_back, state_methods, to_json
 from learner.data.randomness import (
     draws,
     generators_of,
@@ -88,24 +88,11 @@ class StatefulSource(Source):
 
     def _where(self, holder: Any) -> Callable[[], Any] | None:
         """Return a function that reads the state of `holder`; None if it has no state."""
-        pair = _state_methods(holder)
+        pair = state_methods(holder)
         if pair is None:
             return None
         get = pair[0]
         return lambda: to_json(get(), self.split) if self._keeps else None
-
-    def _restore(self, holder: Any, epoch: int, start: int, state: Any) -> None:
-        pair = _state_methods(holder)
-        assert pair is not None
-        try:
-            pair[1](from_json(state))
-        except Exception as error:
-            raise LearnerError(
-                f"the {self.split} data ({type(holder).__name__}) does not take back the state that it had "
-                f"{_after(epoch, start)}: {error!r}. Pass the data that the run was trained on, or resume from the end "
-                "of an epoch: checkpoint(epoch)",
-                code="resume-data-state-refused",
-            ) from error
 
 
 class IterableSource(StatefulSource):
@@ -146,6 +133,13 @@ class IterableSource(StatefulSource):
     def draws_itself(self) -> bool:
         """See `Source`."""
         return draws(_generators(self._data))
+
+    def unsaved(self) -> Hashable:
+        """See `Source`."""
+        if isinstance(self._data, list | tuple):
+            return describe_iterable(self._data).get("contents")
+        saves = state_methods(self._data) is not None
+        return None if saves or self._kind == "function" else attributes_digest(self._data)
 
     def bad_batch(self) -> str | None:
         """See `Source`."""
@@ -240,15 +234,15 @@ class IterableSource(StatefulSource):
         if _is_of_grain(data):
             allow_grain_workers()
         iterator = iter(data)
-        holder = data if _state_methods(iterator) is None else iterator
-        positioned = state is not None and _state_methods(holder) is not None
+        holder = data if state_methods(iterator) is None else iterator
+        positioned = state is not None and state_methods(holder) is not None
         if positioned:
-            self._restore(holder, epoch, start, state)
+            put_back(holder, state, self.split, epoch, start)
             if holder is data:  # the data's next iterator starts there
                 iterator = iter(data)
         where = self._where(holder)
         if where is not None and self.will_keep and not self._opened and state is None:
-            self._state_at_start = _text_of(_state_methods(holder), self.split)
+            self._state_at_start = _text_of(state_methods(holder), self.split)
         self._has_state = where is not None or bool(generators)
         if where is not None or isinstance(data, list | tuple):
             batches = self._sharded(iterator, where)
@@ -316,7 +310,7 @@ class IterableSource(StatefulSource):
         immediately, because the data is still at the end of the previous epoch: the epoch is then opened again.
         """
         data = self._make()
-        self._restore(data, epoch - 1, 0, state)
+        put_back(data, state, self.split, epoch - 1, 0)
         self._order(data, epoch, 0, None, warn)  # after the state, which contains the previous epoch
         batches, _ = self._iterator(data, epoch, 0, None)
         try:
@@ -359,7 +353,7 @@ def rewinder(data: Any) -> Callable[[], None]:
     states, state = states_of(generators), None
     # Those of PyTorch start their workers if they are asked for a state before they are read.
     is_known = type(data).__module__.partition(".")[0] in ("grain", "torch", "torchdata")
-    pair = None if is_known else _state_methods(data)
+    pair = None if is_known else state_methods(data)
     if pair is not None:
         with contextlib.suppress(Exception):  # some have a state only once they are read
             state = copy.deepcopy(pair[0]())
@@ -426,7 +420,7 @@ class OneShotSource(StatefulSource):
 
     def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:
         """See `Source`."""
-        by_state = epoch == 1 and state is not None and _state_methods(self._iterator) is not None
+        by_state = epoch == 1 and state is not None and state_methods(self._iterator) is not None
         if (epoch, start) != (1, 0) and not by_state:
             raise LearnerError(
                 f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to batch "
@@ -440,7 +434,7 @@ class OneShotSource(StatefulSource):
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         if start:
             self.refuse_position(epoch, start, state)
-            self._restore(self._iterator, epoch, start, state)
+            put_back(self._iterator, state, self.split, epoch, start)
             self._take_unread()
         elif self._used:
             again = f"epoch {epoch}" if self.split == "train" else "another validation"
@@ -473,17 +467,6 @@ class OneShotSource(StatefulSource):
         super().close()
 
 
-def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """Return the methods that get and set a position, by Grain's names or torchdata's."""
-    if is_stream(holder) and flaw_of(holder):
-        return None
-    for names in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
-        get, put = (getattr(holder, name, None) for name in names)
-        if callable(get) and callable(put):
-            return get, put
-    return None
-
-
 def _text_of(pair: tuple[Callable[[], Any], Callable[[Any], Any]] | None, split: str) -> str | None:
     """Return the state of data as text, or None if it has none that can be stored."""
     if pair is None:
@@ -491,10 +474,6 @@ def _text_of(pair: tuple[Callable[[], Any], Callable[[Any], Any]] | None, split:
     with contextlib.suppress(Exception):  # of the user's method; saving a checkpoint reports it
         return str(to_json(pair[0](), split))
     return None
-
-
-def _after(epoch: int, start: int) -> str:
-    return f"after batch {start} of epoch {epoch}" if start else f"at the end of epoch {epoch}"
 
 
 def _call(make: Callable[[], Any], split: str) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""The state of a user's iterator as JSON, for checkpoints: loading it runs no code.
+"""The state of a user's data as JSON, for checkpoints: loading it runs no code.
 
 JSON values stay unchanged. Every other value becomes a dict with one key, which names its kind:
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from learner.data.hugging_face import flaw_of, is_stream
 from learner.errors import LearnerError
 
 TAGS = ("base64", "array", "scalar", "tuple", "float", "items")
@@ -90,6 +91,36 @@ def from_json(stored: Any) -> Any:
     if tag not in TAGS:
         return {key: from_json(item) for key, item in stored.items()}
     return _DECODED[tag](x)
+
+
+def state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """Return the methods of data that get and set its state, by Grain's names or torchdata's, or None."""
+    if is_stream(holder) and flaw_of(holder):
+        return None
+    for names in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+        get, put = (getattr(holder, name, None) for name in names)
+        if callable(get) and callable(put):
+            return get, put
+    return None
+
+
+def put_back(holder: Any, state: Any, split: str, epoch: int, start: int) -> None:
+    """Put data back into the state that it had before a batch of an epoch; before batch 0, at the end of that epoch.
+
+    Raises:
+      LearnerError: the data does not accept it.
+    """
+    pair = state_methods(holder)
+    assert pair is not None
+    try:
+        pair[1](from_json(state))
+    except Exception as error:
+        place = f"after batch {start} of epoch {epoch}" if start else f"at the end of epoch {epoch}"
+        raise LearnerError(
+            f"the {split} data ({type(holder).__name__}) does not take back the state that it had {place}: {error!r}. "
+            "Pass the data that the run was trained on, or resume from the end of an epoch: checkpoint(epoch)",
+            code="resume-data-state-refused",
+        ) from error
 
 
 def _array(x: dict[str, Any]) -> np.ndarray:

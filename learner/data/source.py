@@ -11,18 +11,19 @@ is read again up to the position, and an iterator that cannot be read again rais
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from learner.data.abstract_source import PyTree, Source
+from learner.data.abstract_source import CHANGED, PyTree, Source
 from learner.data.array_dataset import is_data_frame
 from learner.data.batch_arrays import BATCHES_IN_CONFIG
-from learner.data.data_fingerprint import fields_of
-from learner.data.dataset import Dataset
+from learner.data.data_fingerprint import attributes_digest, fields_of
+from learner.data.dataset import Dataset, roots_of
 from learner.data.iterable_source import IterableSource, OneShotSource
+from learner.data.iterator_state import put_back, state_methods, to_json
 from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.data.mixture import mixtures_in
 from learner.data.sharding import Batches, PerProcess, ProcessShard, refuse_small, shards_itself
@@ -37,19 +38,63 @@ ENDLESS = 2**40  # batches
 
 
 class LoaderSource(Source):
-    """One of our loaders: skips to any position of any epoch at no cost."""
+    """One of our loaders: skips to any position of any epoch at no cost. The datasets of a user that have a state keep
+    it within an epoch, and hooks may change it between two epochs.
+    """
 
     def __init__(self, split: str, loader: DataLoader, share: ProcessShard | None, own: bool):
         super().__init__(split, len(loader), share, own)
         self._loader = loader
+        self._roots = [data for data in roots_of(loader.dataset) if not type(data).__module__.startswith("learner.")]
+        self._stateful = [data for data in self._roots if state_methods(data) is not None]
+        self._keeps = False
+        self._sent: Any = None  # the state of the datasets in the worker processes
         if not own:
             refuse_small(loader.batch_size, share, split)
 
+    def keep_state(self) -> list[str]:
+        """See `Source`."""
+        self._keeps = True
+        self._state()  # which may not be storable
+        return []
+
+    def _state(self) -> Any:
+        states = [pair[0]() for data in self._stateful if (pair := state_methods(data)) is not None]
+        return to_json(states, self.split) if self._keeps or self.will_keep else None
+
+    def _put_back(self, epoch: int, start: int, state: Any) -> None:
+        stored = state[CHANGED] if isinstance(state, dict) else state
+        for data, of_data in zip(self._stateful, stored or (), strict=False):
+            put_back(data, of_data, self.split, epoch, start)
+
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        if not self._stateful:
+            return self._batches(epoch, start, None)
+        self._put_back(epoch if start else epoch - 1, start, state)
+        current = self._state()
+        if current is None or current != self._sent:
+            self._loader.close()  # workers have copies of the datasets
+            self._sent = current
+        batches = self._batches(epoch, start, lambda: current)
+        batches.between = self._state
+        return batches
+
+    def _batches(self, epoch: int, start: int, where: Callable[[], Any] | None) -> Batches:
         if self.own:
-            return self._sharded(self._loader.epoch(epoch, start))
+            return self._sharded(self._loader.epoch(epoch, start), where)
         batches = self._loader.epoch(epoch, start, self.share)
-        return Batches(batches, part=lambda: batches.part)
+        return Batches(batches, where, part=lambda: batches.part)
+
+    def end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Callable[[], Any] | None:
+        """See `Source`."""
+        self._put_back(epoch, 0, state)
+        return self._state if self._stateful else None
+
+    def unsaved(self) -> Hashable:
+        """See `Source`."""
+        saved = {id(data) for data in self._stateful}
+        unsaved = [attributes_digest(data) for data in self._roots if id(data) not in saved]
+        return (self._loader.digest(), *unsaved) if unsaved or self._loader.in_memory else None
 
     def peek(self, epoch: int) -> PyTree:
         """See `Source`."""

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from learner import Interrupter
+from learner import Interrupter, LearnerWarning
 from learner.data import DataLoaderBuilder
 from learner.loggers import MemoryLogger
 from learner.metrics import FieldMean
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 EPOCHS = 5
 
 
-class Rows:
+class Items:
     """A dataset of rows with the target `value`."""
 
     value = 0.0
@@ -29,8 +29,18 @@ class Rows:
         return {"x": X[index], "t": np.full(1, self.value, np.float32)}
 
 
+class Rows(Items):
+    """The dataset with a state."""
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
 class Pool(Rows):
-    """The rows as an iterable of batches with a state. It records the value at the start of each epoch."""
+    """The rows as an iterable of batches. It records the value at the start of each epoch."""
 
     def __init__(self):
         self.read = []
@@ -41,11 +51,13 @@ class Pool(Rows):
             items = [self[row] for row in range(begin, begin + 4)]
             yield {name: np.stack([item[name] for item in items]) for name in ("x", "t")}
 
-    def state_dict(self):
-        return {"value": self.value}
 
-    def load_state_dict(self, state):
-        self.value = state["value"]
+KINDS = pytest.mark.parametrize("kind", [Pool, Rows])
+
+
+def data_of(rows):
+    """Return what `fit` reads."""
+    return rows if isinstance(rows, Pool) else DataLoaderBuilder().batch_size(4).build(rows)
 
 
 def step(model, batch):
@@ -67,30 +79,74 @@ def build(builder):
 
 @pytest.mark.full
 @pytest.mark.parametrize("steps", some([None, 1, 3], (None, 1)))
-@pytest.mark.parametrize("kind", ["iterable", "dataset"])
+@KINDS
 def test_an_epoch_reads_the_data_that_earlier_hooks_changed(tmp_path, steps, kind):
-    rows = Pool() if kind == "iterable" else Rows()
+    rows = kind()
     builder = counting_builder(tmp_path, rows)
     if steps is not None:
         builder.steps_per_dispatch(steps)
-    data = rows if kind == "iterable" else DataLoaderBuilder().batch_size(4).build(rows)
-    assert build(builder).fit(data).history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
+    assert build(builder).fit(data_of(rows)).history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
 
 
 @pytest.mark.full
+@KINDS
 @pytest.mark.parametrize("at_epoch", some([1, 3], (3,)))
-def test_a_run_stopped_after_its_hooks_resumes_with_changed_data(tmp_path, at_epoch):
-    interrupter, rows = Interrupter(), Pool()
+def test_a_run_stopped_after_its_hooks_resumes_with_changed_data(tmp_path, at_epoch, kind):
+    interrupter, rows = Interrupter(), kind()
 
     def stop(info, model):
         if info.epoch == at_epoch:
             interrupter.stop("enough")
 
     builder = counting_builder(tmp_path / "run", rows, saves=True).on_epoch_end(stop).interrupter(interrupter)
-    build(builder).fit(rows)
-    again = Pool()
-    history = build(counting_builder(tmp_path / "run", again, saves=True).resume()).fit(again).history
+    build(builder).fit(data_of(rows))
+    again = kind()
+    history = build(counting_builder(tmp_path / "run", again, saves=True).resume()).fit(data_of(again)).history
     assert history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
+
+
+def test_a_dataset_has_its_state_inside_an_epoch(tmp_path):
+    """Step 10 is the second of four in epoch 3, whose rows have the target 2."""
+    build(counting_builder(tmp_path / "run", rows := Rows(), saves=True).num_steps(10)).fit(data_of(rows))
+    again = Rows()
+    result = build(counting_builder(tmp_path / "run", again, saves=True).resume()).fit(data_of(again))
+    assert result.history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
+
+
+@pytest.mark.full
+def test_worker_processes_read_the_changed_dataset(tmp_path):
+    loader = DataLoaderBuilder().batch_size(4).num_workers(1).build(rows := Rows())
+    history = build(counting_builder(tmp_path / "run", rows).num_epochs(3)).fit(loader).history
+    assert history["train/target"] == [0.0, 1.0, 2.0]
+
+
+def test_a_dataset_must_take_its_state_back(tmp_path):
+    build(counting_builder(tmp_path / "run", rows := Rows(), saves=True).num_epochs(2)).fit(data_of(rows))
+    again = Rows()
+    again.load_state_dict = lambda state: state["another"]
+    with raises_code("resume-data-state-refused"):
+        build(counting_builder(tmp_path / "run", again, saves=True).resume()).fit(data_of(again))
+
+
+def test_a_change_that_no_checkpoint_contains_is_warned_about_once(tmp_path):
+    with pytest.warns(LearnerWarning, match="state_dict") as caught:
+        build(counting_builder(tmp_path / "run", items := Items())).fit(data_of(items))
+    assert len(caught) == 1
+    listed = [{"x": X[:4], "t": np.zeros((4, 1), np.float32)}]
+    change = lambda info, model: listed[0]["t"].fill(info.epoch)  # noqa: E731
+    with pytest.warns(LearnerWarning, match="state_dict"):
+        result = build(
+            quiet(tmp_path / "list").metric_train(FieldMean("target")).num_epochs(2).on_epoch_end(change)
+        ).fit(listed)
+    assert result.history["train/target"] == [0.0, 1.0]
+
+
+def test_a_change_of_arrays_in_memory_is_warned_about(tmp_path):
+    arrays = {"x": X[:16], "t": np.zeros((16, 1), np.float32)}
+    builder = quiet(tmp_path / "run").metric_train(FieldMean("target")).with_batch_size(4).num_epochs(3)
+    with pytest.warns(LearnerWarning, match="no effect"):
+        result = build(builder.on_epoch_end(lambda info, model: arrays["t"].fill(7.0))).fit(arrays)
+    assert result.history["train/target"] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.full

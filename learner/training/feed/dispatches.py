@@ -29,6 +29,7 @@ from learner.util.trees import integer_ranges, nonfinite_rows
 __all__ = ["Dispatch", "Feeder"]
 
 PyTree = Any
+WATCHED_EPOCHS = 3  # in which changes of the data by hooks are noticed
 MAX_RESIDENT_STEPS = 256  # of data on the device, which needs no buffer
 
 
@@ -66,7 +67,8 @@ class Feeder:
         is_resident = strategy.resident and source.has_rows
         self._rows = ResidentRows(source, strategy, self._room, lane_seeds) if is_resident else None
         self._processes: ProcessGroup | None = None
-        self._passes = 0
+        self._passes = self._watched = 0
+        self._warn = warn
         rows, devices = rows_of(first), len(strategy.devices)
         if self._placer.is_replicated(self._grouper.regular) and devices > 1:
             warn(
@@ -212,9 +214,29 @@ class Feeder:
         """
         read = self._grouper.between if self._changes else None
         before = None if read is None else read()
+        unsaved = self._source.unsaved() if self._changes and self._watched < WATCHED_EPOCHS else None
         hooks()
+        if unsaved is not None and self._source.unsaved() != unsaved:
+            self._warn_of_change()
+        self._watched += 1
         after = None if read is None else read()
         return state if after == before else changed(after)
+
+    def _warn_of_change(self) -> None:
+        split = self._source.split
+        if self._rows is not None:
+            text = (
+                f"a hook has changed arrays of the {split} data, which has no effect: they were copied to the devices "
+                "when the run began. Pass a class with __len__, __getitem__, state_dict and load_state_dict, or an "
+                "iterable"
+            )
+        else:
+            text = (
+                f"a hook has changed the {split} data, and no checkpoint contains the change: a run that resumes reads "
+                "other data. Give its class the methods state_dict and load_state_dict"
+            )
+        self._warn(text)
+        self._watched = WATCHED_EPOCHS
 
     def _compared(self, dispatches: Iterator[Dispatch], processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
         """Synchronize the processes before each dispatch that ends an epoch. After it they run other programs. If the
