@@ -55,25 +55,26 @@ def eval_leaves(params: Mapping[str, Array], opt_state: Mapping[str, Array]) -> 
 
 def has_eval_params(opt_state: Iterable[str]) -> bool:
     """Return True if the names of an optimizer's state show that it keeps other parameters for evaluation."""
-    return _averages(opt_state) or bool(_schedule_free(opt_state))
+    return bool(_averages(opt_state) or _schedule_free(opt_state))
 
 
 def problems_of(opt_state: Iterable[str]) -> list[str]:
     """Return the problems of an optimizer with these leaves in its state."""
-    if not (_schedule_free(opt_state) and _averages(opt_state)):
+    averages = _averages(opt_state)
+    if _schedule_free(opt_state) and averages:
+        problem = "the parameters of a schedule-free optimizer, which averages them itself: leave out Ema or Swa"
+    elif len(set(averages)) < len(averages):
+        problem = "the same parameters twice, and only one average would be evaluated: leave out one of Ema and Swa"
+    else:
         return []
-    return [
-        Problem(
-            "the optimizer averages the parameters of a schedule-free optimizer, which averages them itself: leave "
-            "out Ema or Swa",
-            code="optimizer-averages-twice",
-        )
-    ]
+    return [Problem(f"the optimizer averages {problem}", code="optimizer-averages-twice")]
 
 
-def _averages(opt_state: Iterable[str]) -> bool:
+def _averages(opt_state: Iterable[str]) -> list[str]:
+    """Return the path of the parameter of each average."""
     names = set(opt_state)
-    return any(at is not None and _is_average(name, at, names) for name in names for at in [_AVERAGE.search(name)])
+    matches = [(name, at) for name in names if (at := _AVERAGE.search(name)) is not None]
+    return [name[at.end() :] for name, at in matches if _is_average(name, at, names)]
 
 
 def _is_average(name: str, at: re.Match[str], opt_state: Collection[str]) -> bool:

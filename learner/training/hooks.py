@@ -14,6 +14,7 @@ from learner.errors import LearnerError
 from learner.events import SamplesLogged
 from learner.models.params import trainable_params
 from learner.runs.appended import shortest
+from learner.steps.step_definition import changed_attributes
 from learner.training.number_log import NumberLog
 from learner.training.programs.executor import Runner
 from learner.training.progress.position import Position
@@ -87,6 +88,7 @@ class HookCaller:
         self._calls: collections.Counter[int] = collections.Counter()
         self._changing: set[int] = set()
         self._returned: set[int] = set()
+        self._warned: set[int] = set()
 
     def have_returned(self, hooks: Iterable[Callable[..., Any]]) -> bool:
         """Return True if each of the hooks has returned values."""
@@ -107,12 +109,14 @@ class HookCaller:
             self._calls[id(hook)] += 1
             is_checked = self._calls[id(hook)] <= CHECKED_CALLS and id(hook) not in self._changing
             before = self._runner.arrays_of(model) if is_checked else {}
+            attributes = self._runner.attributes_of(model) if self._calls[id(hook)] <= CHECKED_CALLS else {}
             returned = hook(info, model)
             is_returned = isinstance(returned, Updates) and returned.model is not None
             if before and not is_returned and self._changes(hook, before, model):
                 self._changing.add(id(hook))
             if isinstance(returned, Updates):
                 self._update(returned, hook, p)
+                self._warn_of_attributes(returned, hook, attributes)
             # The next hook gets the current model, with arrays that no dispatch donates.
             if isinstance(returned, Updates) or id(hook) in self._changing:
                 model = self._runner.model()
@@ -162,6 +166,19 @@ class HookCaller:
             self._reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
         if stop is not None:
             self._stop.decide(f"hook {name}: {printable(str(stop))}")
+
+    def _warn_of_attributes(self, updates: Updates, hook: Callable[..., Any], before: dict[str, Any]) -> None:
+        """Warn once about attributes of a returned model that are no variables, and which the hook has changed."""
+        if updates.model is None or not before or id(hook) in self._warned:
+            return
+        changed = changed_attributes(before, self._runner.attributes_of(updates.model))
+        if changed:
+            self._warned.add(id(hook))
+            self._reporter.warn(
+                f"the hook {_name_of(hook)} returned its model with another {join_names(changed, 4)}, which has no "
+                "effect: attributes that are not variables are constants of the compiled programs. Keep the value in "
+                "a variable that __init__ creates, such as nnx.Variable(jnp.array(0.5))"
+            )
 
     def _changes(self, hook: Callable[..., Any], before: Mapping[str, Any], model: Any) -> bool:
         """Return True if a hook has changed its model, which it did not return, and warn about it once."""

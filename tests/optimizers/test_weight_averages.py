@@ -11,7 +11,6 @@ import pytest
 
 from learner import load_checkpoint, load_model
 from learner.data import DataLoaderBuilder
-from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups, Swa
 from learner.records import MessagePackRecorder
 from learner.steps.eval_params import eval_params
@@ -250,9 +249,17 @@ def test_wrong_arguments(make, code, values):
 
 
 @pytest.mark.full
-def test_optimizers_with_their_own_average_are_rejected(tmp_path):
-    twice = Ema(functools.partial(optax.contrib.schedule_free_sgd, b1=0.9))
-    with pytest.raises(LearnerError, match="averages the parameters of a schedule-free optimizer"):
+@pytest.mark.parametrize(
+    "twice",
+    [
+        Ema(functools.partial(optax.contrib.schedule_free_sgd, b1=0.9)),
+        Ema(Swa(optax.sgd, start=3)),
+        Swa(Clipped(Ema(optax.sgd), norm=1.0), start=3),
+    ],
+    ids=["schedule-free", "both", "behind another"],
+)
+def test_parameters_are_not_averaged_twice(tmp_path, twice):
+    with raises_code("optimizer-averages-twice"):
         build_line(quiet(tmp_path / "run"), RATE, twice)
 
 

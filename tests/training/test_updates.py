@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from learner import Updates
+from learner import LearnerWarning, Updates
 from learner.optimizers import Ema
 from learner.schedules import ReduceOnPlateau
 from learner.strategies import Replicated, Sharded, fsdp
@@ -189,6 +189,24 @@ def test_statistics_of_an_averaged_model_may_change(tmp_path):
     changed, same = fit("changed", reset), fit("same")
     np.testing.assert_array_equal(changed.norm.mean[...], np.full(4, 7.0))
     np.testing.assert_array_equal(changed.hidden.kernel[...], same.hidden.kernel[...])
+
+
+def test_a_returned_attribute_that_is_no_variable_is_warned_about_once(tmp_path):
+    class Dropping(nnx.Module):
+        def __init__(self):
+            self.inner, self.drop = Net(), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+        def train_step(self, batch):
+            return self.inner.train_step({**batch, "x": self.drop(batch["x"])})
+
+    def anneal(info, model):
+        model.drop.rate *= 0.5
+        return Updates(model=model)
+
+    learner = quiet(tmp_path / "run").num_epochs(3).on_epoch_end(anneal).build(Dropping(), optax.sgd, 0.05)
+    with pytest.warns(LearnerWarning, match=r"anneal .* drop\.rate") as caught:
+        learner.fit(batches(rows=24))
+    assert len(caught) == 1
 
 
 def in_place(info, model):

@@ -189,6 +189,13 @@ class Runner:
             return {}
         return {**named_leaves(params), **named_leaves(model_state)}
 
+    def attributes_of(self, model: Any) -> dict[str, Any]:
+        """Return the attributes of a model that are no variables, by path; empty if it has another structure."""
+        try:
+            return self._step.adapter.attributes(model)
+        except (LearnerError, AttributeError, KeyError, TypeError, ValueError):
+            return {}
+
     def replace_model(self, model: Any) -> None:
         """Replace the arrays of the model by those of another model with the structure that `model()` returns.
 
