@@ -208,14 +208,14 @@ class Policy:
 
     def problems(self, output: Any, name: str) -> list[str]:
         """Return the problems of the output of a step before it is cast."""
-        weight = getattr(output, "weight", None)
-        if not self.casts or weight is None or not _is_float(weight) or weight.dtype.itemsize >= 4:
+        weight: Any = getattr(output, "weight", None)
+        if not _is_float(weight) or weight.dtype.itemsize >= 4:
             return []
+        reason = ", as the batch is cast" if self.casts else ""
         return [
             Problem(
-                f"the weight of {name}'s output is {weight.dtype}, in which large numbers are not exact, as the "
-                "batch is cast; sum in float32, as batch['weight'].sum(dtype=jnp.float32) does, or keep masks as "
-                "booleans or int32",
+                f"the weight of {name}'s output is {weight.dtype}, in which large numbers are not exact{reason}; sum "
+                "in float32, as batch['weight'].sum(dtype=jnp.float32) does, or keep masks as booleans or int32",
                 code="step-weight-dtype",
                 name=name,
             )

@@ -12,6 +12,7 @@ from learner.errors import LearnerError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
 from learner.strategies.own_context import own_context
+from learner.training.checks.row_relations import warnings_of_batches
 from learner.training.checks.step_checks import check_predict, trace_valid
 from learner.training.checks.validation_state import warnings_of_valid
 from learner.training.definition import TrainingDefinition
@@ -57,6 +58,8 @@ def evaluate(
         traced = trace_valid(step, runner.state, first, split)
         problems += traced.problems
         texts += warnings_of_valid(step, runner.state, first, traced)
+        if traced.has_fixed_weight:
+            texts += warnings_of_batches(step, runner.state, first, split, inputs.source(split).batches)
     if problems:
         raise one_error(problems, "this cannot be evaluated", code="learner-untrainable")
     for text in dict.fromkeys(texts):

@@ -27,6 +27,7 @@ from learner.training.checks.population_checks import (
     population_problems,
     shared_key_warnings,
 )
+from learner.training.checks.row_relations import warnings_of_batches
 from learner.training.checks.step_checks import (
     changed_after_step,
     no_step,
@@ -350,6 +351,9 @@ def _check_valid_steps(
             inputs.programs[split] = traced.program
             problems += traced.problems
             warnings |= dict.fromkeys(warnings_of_valid(step, state, batch, traced))
+            batches = inputs.source(split).batches
+            if traced.has_fixed_weight:
+                inputs.warnings.extend(warnings_of_batches(step, state, batch, split, batches))
             if not traced.has_loss and f"{split}/Loss" in monitored:
                 inputs.warnings.append(
                     f"{split}/Loss is monitored, and it is NaN, as the GeneratedOutput of valid_step has no loss: give "

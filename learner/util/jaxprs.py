@@ -93,6 +93,18 @@ def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
     return [of(var) for var in jaxpr.outvars]
 
 
+def computed_from(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+    """Return, for each output of a traced program, True if it may be computed from one of the marked inputs. Unlike in
+    `dependent_outputs`, `stop_gradient` changes nothing.
+
+    >>> import jax
+    >>> program = jax.make_jaxpr(lambda x, y: (x * y, y + 1, y * jax.lax.stop_gradient(x)))(1.0, 2.0)
+    >>> computed_from(program.jaxpr, [True, False])
+    [True, False, True]
+    """
+    return propagate(jaxpr, inputs, lambda equation, given: [any(given)] * len(equation.outvars), False)
+
+
 def draws_from_constants(jaxpr: Any, varies: Sequence[bool]) -> bool:
     """Return True if an output of a traced program needs random numbers from a key that depends on none of the inputs
     that vary. `varies`: True for each of these inputs.

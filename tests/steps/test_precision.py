@@ -646,11 +646,14 @@ def test_dtypes_may_be_objects():
     assert PRESETS["bfloat16"].scaling is None
 
 
-def test_a_weight_in_half_precision_is_refused(tmp_path):
-    def step(model, batch):
-        return dataclasses.replace(shown_step(model, batch), weight=batch["x"].sum())
+@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
+def test_a_weight_in_half_precision_is_refused(tmp_path, policy):
+    """A batch may have masks in half precision of its own."""
 
-    learner = build(tmp_path, ONES, "bfloat16", train_step=step, valid_step=step)
+    def step(model, batch):
+        return dataclasses.replace(shown_step(model, batch), weight=batch["x"].astype(jnp.bfloat16).sum())
+
+    learner = build(tmp_path, ONES, policy, train_step=step, valid_step=step)
     for name, call in (("train_step", learner.train_step), ("valid_step", learner.valid_step)):
         with pytest.raises(LearnerError, match=rf"the weight of {name}'s output is bfloat16.*sum\(dtype=jnp.float32\)"):
             call(learner.init(), ROWS)

@@ -4,7 +4,8 @@ Each device of `Replicated` and each micro-batch has some rows of a batch, and t
 equals the loss of the whole batch if it is a mean over rows and the weight is their number.
 """
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.util.jaxprs import FORWARDING, LOOPS, called_program, inner_jaxprs, propagate
+from learner.util.jaxprs import FORWARDING, LOOPS, called_program, computed_from, inner_jaxprs, propagate
 
 PyTree = Any
 SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
@@ -26,6 +27,9 @@ AFFINE = (*OTHER_AFFINE, *SHAPING, *INDEXING, *FORWARDING)
 """Primitives whose output is linear in a mean over the rows. So are products, if only one factor depends on it."""
 CONSTANT, MEAN, NONLINEAR = range(3)
 """The kinds of a number without an axis of rows: no function of a mean over the rows, a linear one, or another."""
+
+DIVISOR = "its loss by a number that depends on the batch, as a mean over the rows or tokens that a mask keeps does"
+REMEDY = "Return that number as the output's weight too; weighted_mean(losses, mask) computes both"
 
 
 def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> list[str]:
@@ -40,7 +44,7 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
     texts = []
     is_nonlinear = False
     if traced[0] is not None and traced[1] is not None:
-        programs = traced[0][0], traced[1][0]
+        programs = traced[0].program, traced[1].program
         shape = rows_on_two_axes(*programs)
         is_nonlinear = shape is None and is_nonlinear_in_means(*programs, len(jax.tree.leaves(state.params)))
         relation = f"has the batch's rows on two axes ({shape}), as a loss over pairs of rows has"
@@ -53,21 +57,69 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
             texts.append(_of_relation(step, strategy, relation, " and ".join(parts)))
     if is_nonlinear:
         return texts  # a weight would not fix it
-    if traced[0] is not None and traced[0][1] and divides_by_data(*traced[0][::2]):
+    mistake = _mistake_of_weight(*traced)
+    if mistake is not None and mistake.divides:
         texts.append(
-            "train_step divides its loss by a number that depends on the batch, as a mean over the rows or tokens "
-            f"that a mask keeps does, its output has no weight, and {' and '.join(parts)}: their losses are weighted "
-            "by the number of their rows, which is a different loss from that of the whole batch. Return that number "
-            "as the output's weight too; weighted_mean(losses, mask) computes both. Of a sum of several such losses, "
-            "multiply each by its number, divide by the rows of the batch, and return these as the weight"
+            f"train_step divides {DIVISOR}, {mistake.weight}, and {' and '.join(parts)}: their losses are weighted by "
+            f"{mistake.by}, which is a different loss from that of the whole batch. {REMEDY}. Of a sum of several such "
+            "losses, multiply each by its number, divide by the rows of the batch, and return these as the weight"
         )
-    elif traced[0] is not None and traced[1] is not None and traced[0][1] and is_sum(traced[0][0], traced[1][0]):
+    elif mistake is not None:
         texts.append(
-            f"train_step sums its loss over the rows without dividing by their number, its output has no weight, and "
+            f"train_step sums its loss over the rows without dividing by their number, {mistake.weight}, and "
             f"{' and '.join(parts)}: the mean of their losses is less than that of the whole batch. Return the mean "
             "over the rows"
         )
     return texts
+
+
+def warnings_of_batches(
+    step: StepFunctions, state: TrainState, batch: PyTree, split: str, batches: int | None
+) -> list[str]:
+    """Return a warning if the loss of a validation split depends on the size of its batches, for a valid step without a
+    weight that depends on the batch. `batches`: their number, or None if it is unknown.
+    """
+    if step.valid is None or batches == 1:
+        return []
+    mistake = _mistake_of_weight(_traced_valid(step, state, batch, 1), _traced_valid(step, state, batch, 2))
+    if mistake is None:
+        return []
+    value = (
+        f"{split}/Loss is the mean of the losses of its batches, weighted by {mistake.by}, and depends on their size"
+    )
+    if mistake.divides:
+        return [f"valid_step divides {DIVISOR}, and {mistake.weight}: {value}. {REMEDY}"]
+    return [
+        f"valid_step sums its loss over the rows without dividing by their number, and {mistake.weight}: {value}. "
+        "Return the mean over the rows"
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mistake:
+    """A loss of parts of a batch that are not weighted by what it is the mean over.
+
+    Attributes:
+      divides: True if it divides by a number that depends on the batch; False if it is a sum.
+      weight: what is wrong with the weight.
+      by: the weight.
+    """
+
+    divides: bool
+    weight: str
+    by: str
+
+
+def _mistake_of_weight(one: "_Traced | None", other: "_Traced | None") -> _Mistake | None:
+    """Return the mistake of a step that was traced with a batch and with twice its rows."""
+    if one is None or not one.has_fixed_weight:
+        return None
+    texts = ("its output has no weight", "the number of their rows")
+    if one.has_weight:
+        texts = ("the weight of its output does not depend on the batch", "that weight")
+    if divides_by_data(one.program, one.inputs):
+        return _Mistake(True, *texts)
+    return _Mistake(False, *texts) if other is not None and is_sum(one.program, other.program) else None
 
 
 def _of_relation(step: StepFunctions, strategy: Strategy, relation: str, parts: str) -> str:
@@ -79,25 +131,54 @@ def _of_relation(step: StepFunctions, strategy: Strategy, relation: str, parts: 
     )
 
 
-def _traced(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> tuple[Any, bool, int] | None:
-    """Return the program of a train step for a multiple of the rows, with the loss as its first output; True if the
-    step's output has no weight; and the number of its inputs that belong to the batch, followed by one other input.
-    Return None if it cannot be traced.
-    """
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((times * x.shape[0], *x.shape[1:]), x.dtype), batch)
-    plain: list[bool] = []
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """A step that was traced with a multiple of the rows of a batch.
 
-    def loss_and_all(*given: Any) -> Any:
-        returned = as_output(step.run_train(*given)[0])
+    Attributes:
+      program: the program, whose first output is the loss.
+      has_weight: True if the step's output has a weight.
+      has_fixed_weight: True if the output has no weight, or one that does not depend on the batch.
+      inputs: the number of inputs that belong to the batch, followed by one other input.
+    """
+
+    program: Any
+    has_weight: bool
+    has_fixed_weight: bool
+    inputs: int
+
+
+def _traced(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> _Traced | None:
+    """Return the traced train step, or None if it cannot be traced."""
+    return _trace(
+        lambda given, rows: step.run_train(given.params, given.model_state, rows, given.rng)[0], state, batch, times
+    )
+
+
+def _traced_valid(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> _Traced | None:
+    """Return the traced valid step, or None if it cannot be traced."""
+    return _trace(lambda given, rows: step.run_valid(given, rows, jnp.int32(0)), state, batch, times)
+
+
+def _trace(run: Callable[[TrainState, PyTree], Any], state: TrainState, batch: PyTree, times: int) -> _Traced | None:
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((times * x.shape[0], *x.shape[1:]), x.dtype), batch)
+    has_weight: list[bool] = []
+
+    def loss_and_all(params: PyTree, model_state: PyTree, rows: PyTree, rng: Any) -> Any:
+        given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
+        returned = as_output(run(given, rows))
         output = returned.output if isinstance(returned, TrainOutput) else returned
-        plain.append(getattr(output, "weight", None) is None)
-        return output.loss, returned
+        weight = getattr(output, "weight", None)
+        has_weight.append(weight is not None)
+        return output.loss, 0.0 if weight is None else weight, returned
 
     try:
         jaxpr = jax.make_jaxpr(loss_and_all)(state.params, state.model_state, shapes, state.rng).jaxpr
     except Exception:  # from user code, which may depend on the number of rows
         return None
-    return jaxpr, plain[0], len(jax.tree.leaves(batch))
+    inputs, rows = len(jaxpr.invars), len(jax.tree.leaves(batch))
+    of_batch = computed_from(jaxpr, [inputs - 1 - rows <= index < inputs - 1 for index in range(inputs)])
+    return _Traced(jaxpr, has_weight[0], not of_batch[1], rows)
 
 
 def rows_on_two_axes(one: Any, other: Any) -> str | None:

@@ -27,7 +27,7 @@ from learner.training.checks.output_checks import output_problems
 from learner.training.checks.row_broadcasts import broadcast_rows
 from learner.training.checks.step_tracing import GIVEN, WatchedDict, trace_step, watched
 from learner.util.host_random import generator_states
-from learner.util.jaxprs import dependent_outputs, forwarded_inputs
+from learner.util.jaxprs import computed_from, dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
 from learner.util.traced_values import explained
 from learner.util.trees import named_leaves, nonfinite_leaves
@@ -114,6 +114,7 @@ class TracedValidStep:
       changes_state: True if it writes to its model.
       draw_warnings: about its random numbers.
       has_loss: False for a `GeneratedOutput` without a loss.
+      has_fixed_weight: True if its output has no weight, or one that does not depend on the batch.
     """
 
     problems: list[str]
@@ -121,6 +122,7 @@ class TracedValidStep:
     changes_state: bool
     draw_warnings: list[str]
     has_loss: bool
+    has_fixed_weight: bool
 
 
 class _TrainTrace:
@@ -432,6 +434,7 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
     problems: list[str] = []
     changed: list[bool] = []
     generated_loss: list[int] = []  # its position among the outputs
+    weight: list[int] = []  # likewise, if it is an array
 
     def once(state: TrainState, traced: PyTree) -> PyTree:
         written: list[tuple[PyTree, PyTree]] = []
@@ -443,6 +446,7 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
         generated_loss[:] = [
             i for i, x in enumerate(arrays) if isinstance(output, GeneratedOutput) and x is output.loss
         ]
+        weight[:] = [i for i, x in enumerate(arrays) if x is getattr(output, "weight", None)]
         return arrays
 
     program, host_generators = _trace_with_draws(
@@ -454,7 +458,10 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
     draws = _warnings_of_draws("valid_step", step, step.valid, program, host_generators, state)
     varying = dependent_outputs(program.jaxpr, [True] * len(program.jaxpr.invars))
     has_loss = all(varying[index] for index in generated_loss)
-    return TracedValidStep(problems, program, any(changed), draws, has_loss)
+    count, rows = len(program.jaxpr.invars), len(jax.tree.leaves(batch))
+    of_batch = computed_from(program.jaxpr, [index >= count - rows for index in range(count)])
+    has_fixed_weight = not any(of_batch[index] for index in weight)
+    return TracedValidStep(problems, program, any(changed), draws, has_loss, has_fixed_weight)
 
 
 def _warnings_of_draws(

@@ -1,6 +1,7 @@
 """Tests of the warnings about losses that are not a mean over rows, where a step sees only a part of the batch."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from learner import LearnerBuilder, RegressionOutput
+from learner import LearnerBuilder, LearnerWarning, RegressionOutput
 from learner.steps.outputs import Output, as_output, weighted_mean
 from learner.strategies import Replicated, Sharded, SingleDevice
-from learner.training.checks.row_relations import warnings_of_parts
+from learner.training.checks.row_relations import warnings_of_batches, warnings_of_parts
 
 ROWS, WIDTH = 8, 8  # equal, so that shapes alone do not identify rows
 _rng = np.random.default_rng(4)
@@ -74,8 +75,8 @@ def step_of(train, accumulate=1):
     ],
 )
 def test_rows_on_two_axes_are_found(train, expected):
-    warnings = warnings_of_parts(*step_of(train, 4), BATCH, SingleDevice())
-    assert warnings == [] if expected is None else expected in warnings[0]
+    texts = warnings_of_parts(*step_of(train, 4), BATCH, SingleDevice())
+    assert texts == [] if expected is None else expected in texts[0]
 
 
 def of_tokens(model, batch):
@@ -101,7 +102,11 @@ def averaged(model, batch):
 
 def kept_with_weight(model, batch):
     _, mask = of_tokens(model, batch)
-    return kept(model, batch) | {"weight": mask.sum()}
+    return kept(model, batch) | {"weight": jax.lax.stop_gradient(mask.sum())}
+
+
+def kept_with_rows(model, batch):
+    return kept(model, batch) | {"weight": len(batch["a"])}
 
 
 def kept_in_each_row(model, batch):
@@ -121,6 +126,7 @@ def scaled_by_the_model(model, batch):
         (kept_and_more, True),
         (averaged, True),
         (kept_with_weight, False),
+        (kept_with_rows, True),
         (kept_in_each_row, False),
         (scaled_by_the_model, False),
         (mean_over_rows, False),
@@ -128,8 +134,8 @@ def scaled_by_the_model(model, batch):
 )
 def test_a_loss_divided_by_a_sum_over_the_batch_needs_a_weight(train, expected):
     """The arithmetic shows that the loss differs from the mean of the parts' losses weighted by rows."""
-    warnings = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
-    assert ["weighted_mean" in text for text in warnings] == [True] * expected
+    texts = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["weighted_mean" in text for text in texts] == [True] * expected
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
     output = as_output(train(model(), BATCH))
     halves = [as_output(train(model(), {k: x[rows] for k, x in BATCH.items()})) for rows in (slice(4), slice(4, 8))]
@@ -163,6 +169,10 @@ def summed_with_weight(model, batch):
     return {"loss": losses.sum(), "weight": jnp.float32(len(losses))}
 
 
+def summed_with_count(model, batch):
+    return summed_with_weight(model, batch) | {"weight": 1.0}
+
+
 def looped(model, batch):
     losses, _ = of_tokens(model, batch)
     return {"loss": jax.lax.scan(lambda total, row: (total + row.mean(), None), 0.0, losses)[0] / len(losses)}
@@ -175,15 +185,48 @@ def looped(model, batch):
         (summed_by_shape, False),
         (summed_by_ones, False),
         (greatest, False),
-        (summed_with_weight, False),
+        (summed_with_weight, True),
+        (summed_with_count, True),
         (looped, False),
         (mean_over_rows, False),
     ],
 )
 def test_a_loss_that_is_a_sum_over_rows_is_warned_about(train, expected):
-    warnings = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
-    assert ["sums its loss over the rows" in text for text in warnings] == [True] * expected
+    texts = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["sums its loss over the rows" in text for text in texts] == [True] * expected
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
+
+
+@pytest.mark.parametrize(
+    ("valid", "relation"),
+    [
+        (kept, "divides its loss"),
+        (kept_with_rows, "divides its loss"),
+        (kept_with_weight, None),
+        (kept_in_each_row, None),
+        (summed, "sums its loss"),
+        (summed_with_count, "sums its loss"),
+        (mean_over_rows, None),
+        (knows_its_rows, None),
+    ],
+)
+def test_a_validation_loss_that_depends_on_the_batch_size_is_warned_about(tmp_path, valid, relation):
+    """The same rows in batches of 2, 4 and 8; weights are of rows unless the output has one."""
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).with_file_checkpointer(None)
+    learner = builder.build(model(), optax.sgd, 0.1, train_step=mean_over_rows, valid_step=valid)
+    step, state = learner.definition.step, jax.eval_shape(learner.init)
+    assert warnings_of_batches(step, state, BATCH, "valid", 1) == []
+    texts = warnings_of_batches(step, state, BATCH, "valid-ood", 2)
+    assert [relation in text and "valid-ood/Loss" in text for text in texts] == [True] * (relation is not None)
+    if valid is not knows_its_rows:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", LearnerWarning)
+            values = [
+                learner.evaluate([{k: x[i : i + size] for k, x in BATCH.items()} for i in range(0, ROWS, size)])["Loss"]
+                for size in (2, 4, 8)
+            ]
+        assert (np.ptp(values) < 1e-5) == (relation is None)
+        assert len(caught) == (relation is not None)
 
 
 def correlated(model, batch):
@@ -244,8 +287,8 @@ def of_linear_terms(model, batch):
     ],
 )
 def test_a_loss_that_is_nonlinear_in_sums_over_rows_is_warned_about(train, expected):
-    warnings = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
-    assert ["a larger batch_size" in text for text in warnings] == ([True] if expected else [False] * len(warnings))
+    texts = warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice())
+    assert ["a larger batch_size" in text for text in texts] == ([True] if expected else [False] * len(texts))
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
 
 
