@@ -82,8 +82,8 @@ class FieldMean(MeanMetric):
         if values.ndim and shape[: values.ndim] == values.shape != shape:
             raise LearnerError(
                 f"the field {self.fields[0]} has shape {list(values.shape)}, and the output's mask has {list(shape)}, "
-                "as one of tokens has: put the field into an output of its own (Head reads it), or return its mean, a "
-                "scalar",
+                "as one of tokens has: put the field into an output of its own, which Head reads. (Its mean, a scalar, "
+                "would be weighted by the tokens of each batch)",
                 code="metric-field-mask",
                 field=self.fields[0],
             )

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from learner.errors import LearnerError, Problem
-from learner.models.base import STATE
+from learner.models.base import STATE, ModelAdapter
 from learner.models.freezing import frozen_leaves
 from learner.steps.optimizer import raw_gradients_problem
 from learner.steps.outputs import GeneratedOutput, TrainOutput, as_output
@@ -33,6 +33,7 @@ from learner.util.traced_values import explained
 from learner.util.trees import named_leaves, nonfinite_leaves
 
 PyTree = Any
+STATISTICS = "batch_stats"  # the kind of the statistics of BatchNorm
 
 
 def no_step(name: str) -> str:
@@ -79,6 +80,7 @@ class TracedTrainStep:
       uncast: the names of `unfrozen`, if other arrays are cast.
       rounded: the names of `unfrozen` if they have to be cast, too, as the step fails with their float32 values.
       lost: the names of items that the step changed in the containers of its model, which it did not return.
+      moving: the names of frozen layers whose statistics the step changes.
     """
 
     problems: list[str]
@@ -98,6 +100,7 @@ class TracedTrainStep:
     uncast: tuple[str, ...] = ()
     rounded: Sequence[str] = ()
     lost: Sequence[str] = ()
+    moving: Sequence[str] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -151,6 +154,7 @@ class _TrainTrace:
         # No outputs: no tracer may outlive its trace (`jax.checking_leaks`).
         self.own_grads = self.is_unchanged = self.replaces = self.loses_state = False
         self.assigned: list[str] = []
+        self.moving: list[str] = []
         self.unfrozen: list[str] = []
         self.lost: list[str] = []
         self.losses: list[int] = []
@@ -196,6 +200,7 @@ class _TrainTrace:
         self.loses_state = after is state.model_state and STATE in jax.tree.leaves(adapter.kinds)
         new, frozen = (frozen_leaves(adapter, tree) for tree in (after, state.model_state))
         self.unfrozen = [name for name, given in frozen.items() if new[name] is not given]
+        self.moving = _moving_statistics(adapter, state, after, frozen)
         return returned, after
 
     def _update(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
@@ -217,6 +222,19 @@ class _TrainTrace:
         after = step.updated(result[0], state)
         self.is_unchanged = same_leaves(after[0], state.params)
         return as_output(result[1]), after
+
+
+def _moving_statistics(adapter: ModelAdapter, state: TrainState, after: PyTree, frozen: Collection[str]) -> list[str]:
+    """Return the frozen layers whose statistics a step has changed."""
+    trained = {name.rpartition(".")[0] for name in named_leaves(state.params)}
+    layers = {name.rpartition(".")[0] for name in frozen} - trained
+    before, kinds = named_leaves(state.model_state), jax.tree.leaves(adapter.kinds)
+    changed = [
+        name.removeprefix(f"collections.{STATISTICS}.").rpartition(".")[0]
+        for (name, given), kind, new in zip(before.items(), kinds, jax.tree.leaves(after), strict=True)
+        if kind == STATISTICS and new is not given
+    ]
+    return [layer for layer in dict.fromkeys(changed) if layer in layers]
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
@@ -272,6 +290,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         step.unfrozen,
         rounded,
         _lost(step, state, batch, trace.lost) if trace.lost and not problems else [],
+        trace.moving,
     )
 
 

@@ -35,6 +35,13 @@ def _of_training(traced: TracedTrainStep, name: str) -> list[str]:
             "whole model in train mode, where Dropout drops and statistics change. To keep a layer in eval mode, use "
             "learner.eval_mode(layer) in the step. Ignore this warning if it is meant to be in train mode"
         )
+    if moving := [layer for layer in traced.moving if layer not in traced.switched]:
+        warnings.append(
+            f"{join_names(moving, MOST_NAMED)} of the model {'is' if len(moving) == 1 else 'are'} frozen, but {name} "
+            "changes the statistics, as the whole model is in train mode: call layer.eval() of flax.nnx in the step, "
+            "learner.eval_mode(layer), or flax.linen's layer with use_running_average=True. Ignore this warning if the "
+            "statistics are meant to follow the data"
+        )
     if traced.loses_state:
         warnings.append(
             "the model has an eqx.nn.State, and train_step returns its output alone, so the state, such as the "

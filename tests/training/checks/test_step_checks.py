@@ -19,6 +19,7 @@ from learner import (
     GeneratedOutput,
     LearnerBuilder,
     LearnerError,
+    LearnerWarning,
     Linen,
     RegressionOutput,
     SequenceOutput,
@@ -1025,6 +1026,35 @@ def test_layers_in_eval_mode_that_a_step_runs_in_train_mode_are_named(evaluated,
         learner = learner_for(of_model, given=model, trainable=trainable)
         traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
         assert traced.switched == [prefix + name for name in named]
+
+
+@pytest.mark.parametrize(
+    ("step", "frozen", "named"),
+    [
+        (of_modes, "norm", ["norm"]),
+        (of_modes, "norm.bias", []),  # its scale is trained
+        (of_modes, "hidden", []),
+        (of_modes, "", []),
+        (of_fixed_norm, "norm", []),
+    ],
+)
+def test_frozen_layers_whose_statistics_change_are_named(step, frozen, named):
+    trainable = (lambda path, x: frozen not in path) if frozen else None
+    learner = learner_for(step, given=Normed(()), trainable=trainable)
+    traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
+    assert traced.moving == named
+
+
+def test_a_frozen_linen_layer_whose_statistics_change_is_named(tmp_path):
+    module = linen.Sequential([linen.BatchNorm(use_running_average=False), linen.Dense(2)])
+    net = Linen(module, module.init(jax.random.key(0), BATCH_OF_CASES["x"]))
+
+    def step(model, batch):
+        return RegressionOutput.from_predictions(model(batch["x"]), batch["y"])
+
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).freeze("^layers_0")
+    with pytest.warns(LearnerWarning, match="frozen, but train_step changes the statistics"):
+        builder.build(net, optax.sgd, 0.1, train_step=step).fit([BATCH_OF_CASES])
 
 
 def test_equinox_layers_in_eval_mode_that_a_step_runs_in_train_mode_are_named(tmp_path):
