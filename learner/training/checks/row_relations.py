@@ -316,6 +316,8 @@ def _ratios(equation: Any, inputs: list[tuple[bool, bool]]) -> list[tuple[bool, 
     inputs.
     """
     is_ratio = equation.primitive.name in LINEAR and any(ratio for _, ratio in inputs)
+    if equation.primitive.name == "mul" and all(data for data, _ in inputs):
+        is_ratio = False  # the factor may be the denominator, of a term that becomes a sum again
     if equation.primitive.name == "div":
         is_ratio = inputs[0][1] or inputs[1][0]
     return [(any(data for data, _ in inputs), is_ratio and x.aval.size == 1) for x in equation.outvars]

@@ -109,6 +109,13 @@ def kept_with_rows(model, batch):
     return kept(model, batch) | {"weight": len(batch["a"])}
 
 
+def kept_and_multiplied(model, batch):
+    """A sum of terms over the rows, each a mean over what it keeps, times their number."""
+    losses, mask = of_tokens(model, batch)
+    terms = [weighted_mean(losses, of_term) for of_term in (mask, 1 - mask)]
+    return {"loss": sum(loss * number for loss, number in terms) / len(losses), "weight": len(losses)}
+
+
 def kept_in_each_row(model, batch):
     losses, mask = of_tokens(model, batch)
     return {"loss": ((losses * mask).sum(1) / jnp.maximum(mask.sum(1), 1)).mean()}
@@ -127,6 +134,7 @@ def scaled_by_the_model(model, batch):
         (averaged, True),
         (kept_with_weight, False),
         (kept_with_rows, True),
+        (kept_and_multiplied, False),
         (kept_in_each_row, False),
         (scaled_by_the_model, False),
         (mean_over_rows, False),
@@ -203,6 +211,7 @@ def test_a_loss_that_is_a_sum_over_rows_is_warned_about(train, expected):
         (kept, "divides its loss"),
         (kept_with_rows, "divides its loss"),
         (kept_with_weight, None),
+        (kept_and_multiplied, None),
         (kept_in_each_row, None),
         (summed, "sums its loss"),
         (summed_with_count, "sums its loss"),
