@@ -67,6 +67,8 @@ def label_shuffle(trial: CheckTrial) -> Finding:
     if split is None or trial.definition.step.valid is None:
         return skipped("There is no validation data.")
     batches = trial.regular_batches(SHUFFLED_BATCHES)
+    if set(named_leaves(trial.inputs.first_batches[split])) - set(named_leaves(batches[0])):
+        return skipped("Training and validation batches have other fields.")
     if rows_of(batches[0]) == 1:
         return skipped("Batches have one row, within which labels cannot be shuffled.")
     labels = _labels_of(trial, batches[0])

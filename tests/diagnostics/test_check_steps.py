@@ -311,3 +311,18 @@ def test_unknown_labels_are_skipped(tmp_path):
     assert ask_about_labels(tmp_path / "run", data, None, step).verdict == "skipped"
     single = [{name: x[:1] for name, x in data[0].items()}]
     assert ask_about_labels(tmp_path / "run", single, data, width=4).verdict == "skipped"
+
+
+def test_valid_step_with_more_fields_is_skipped(tmp_path):
+    """A masked autoencoder draws its masks in training, and has fixed ones in the validation data."""
+
+    def valid_step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["t"], batch["mask"])
+
+    train = in_batches(np.ones((16, 3), np.float32), np.arange(16, dtype=np.float32))
+    valid = [{**batch, "mask": np.ones(8, bool)} for batch in train]
+    learner = quiet(tmp_path / "run").build(
+        {"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=linear_step, valid_step=valid_step
+    )
+    finding = learner.check(train, valid, only=["label-shuffle"])["label-shuffle"]
+    assert (finding.verdict, "have other fields" in finding.text) == ("skipped", True)
