@@ -105,19 +105,22 @@ def label_shuffle(trial: CheckTrial) -> Finding:
 
 
 def _labels_of(trial: CheckTrial, batch: PyTree) -> set[str]:
-    """Return the names of the fields whose row order changes the loss of the valid step but none of its predictions."""
+    """Return the names of the fields whose row order changes the loss of the valid step but none of its predictions.
+    Fields of 0 and 1, from which the step makes the mask of its output, are no labels.
+    """
     state, _ = trial.train(trial.state, batch)  # predictions that are equal for all rows hide the order of the labels
 
-    def outputs(batch: PyTree) -> tuple[list[bytes], float]:
+    def outputs(batch: PyTree) -> tuple[list[bytes], float, list[bytes]]:
         output = trial.evaluate(state, batch, jnp.int32(0))
         predicted = [getattr(output, name) for name in PREDICTIONS if getattr(output, name, None) is not None]
-        return bytes_by_leaf(predicted), float(output.loss)
+        return bytes_by_leaf(predicted), float(output.loss), bytes_by_leaf(getattr(output, "mask", None))
 
-    predictions, loss = outputs(batch)
+    predictions, loss, mask = outputs(batch)
     labels = set()
-    for name in named_leaves(batch) if predictions else ():
+    for name, values in named_leaves(batch).items() if predictions else ():
         moved = outputs(_with_rows(batch, {name}, None))
-        if moved[0] == predictions and not math.isclose(moved[1], loss, rel_tol=ROUNDING):
+        is_mask = moved[2] != mask and bool(np.isin(values, (0, 1)).all())
+        if moved[0] == predictions and not math.isclose(moved[1], loss, rel_tol=ROUNDING) and not is_mask:
             labels.add(name)
     return labels
 

@@ -326,3 +326,28 @@ def test_valid_step_with_more_fields_is_skipped(tmp_path):
     )
     finding = learner.check(train, valid, only=["label-shuffle"])["label-shuffle"]
     assert (finding.verdict, "have other fields" in finding.text) == ("skipped", True)
+
+
+@pytest.mark.parametrize("dtype", [bool, pytest.param(np.float32, marks=pytest.mark.full)])
+def test_mask_of_the_output_is_no_label(tmp_path, dtype):
+    def masked_step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["t"], batch["mask"][:, 0])
+
+    x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
+    data = in_batches(x, x @ np.float32([1, -2, 3]))
+    masked = [{**batch, "mask": (np.arange(16).reshape(8, 2) % 6 < 4).astype(dtype)} for batch in data]
+    finding = ask_about_labels(tmp_path / "run", masked[:4], masked[4:], masked_step)
+    assert (finding.verdict, "with t shuffled" in finding.text) == ("ok", True)
+
+
+@pytest.mark.full
+def test_label_that_masks_itself_is_shuffled(tmp_path):
+    """A label of -1 is unknown, so that labels determine the mask of the output."""
+
+    def masked_step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["t"], batch["t"] != -1)
+
+    x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
+    data = in_batches(x, np.where(np.arange(48) % 5, x @ np.float32([1, -2, 3]), -1))
+    finding = ask_about_labels(tmp_path / "run", data[:4], data[4:], masked_step)
+    assert (finding.verdict, "with t shuffled" in finding.text) == ("ok", True)
