@@ -22,6 +22,7 @@ TIMED = 8  # batches, and steps
 def overlap(trial: CheckTrial) -> Finding:
     """Count the validation rows that are also training rows. Rows are equal if all their fields with at least one axis
     are equal. Fields with one number per row, such as labels and ids, are compared only if there are no other fields.
+    Rows that consist of padding are left out.
     """
     if not trial.inputs.valid:
         return skipped("There is no validation data.")
@@ -59,7 +60,7 @@ def _row_kind(batch: Any) -> tuple[tuple[str, tuple[int, ...], str], ...]:
 
 
 def _hashes(trial: CheckTrial, split: str) -> tuple[list[bytes], bool]:
-    """Return a hash of each row, and False if the data has more rows than were read."""
+    """Return a hash of each row with content, and False if the data has more rows than were read."""
     most = IN_MEMORY if trial.inputs.source(split).has_rows else STREAMED
     hashes = _row_hashes(trial.batches(split))
     first = list(itertools.islice(hashes, most))
@@ -70,11 +71,27 @@ def _row_hashes(batches: Iterator[Any]) -> Iterator[bytes]:
     for batch in batches:
         fields = [np.ascontiguousarray(x) for x in _compared(batch).values()]
         kind = str(_row_kind(batch)).encode()
-        for row in range(len(fields[0])):
+        for row in _rows_with_content(batch):
             digest = hashlib.blake2b(kind, digest_size=16)
             for field in fields:
                 digest.update(field[row].tobytes())
             yield digest.digest()
+
+
+def _rows_with_content(batch: Any) -> np.ndarray:
+    """Return the numbers of the rows of which a mask, named as by `Pack` and `Pad`, keeps something; of all rows if
+    there is no mask.
+
+    >>> _rows_with_content({"x": np.zeros((3, 2)), "mask": np.array([[True, False], [False, False], [True, True]])})
+    array([0, 2])
+    """
+    fields: dict[str, np.ndarray] = named_leaves(batch)
+    names = {"mask", *(f"{name}_mask" for name in fields)}
+    masks = [x for name, x in fields.items() if name in names]
+    rows = len(next(iter(fields.values())))
+    if not masks:
+        return np.arange(rows)
+    return np.flatnonzero(np.any([(mask != 0).reshape(rows, -1).any(1) for mask in masks], axis=0))
 
 
 def pipeline(trial: CheckTrial) -> Finding:

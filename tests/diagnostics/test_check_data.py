@@ -88,6 +88,30 @@ def test_rows_of_single_numbers_are_compared_in_all_fields(tmp_path):
     assert check({"a": a, "b": b}).number == 8
 
 
+@pytest.mark.parametrize("name", ["mask", "x_mask"])
+def test_rows_of_padding_are_left_out(overlap, name):
+    """Packed sequences end with empty rows, which are equal in all data."""
+
+    def padded(rows, kept):
+        mask = np.arange(len(rows["t"]))[:, None] < [kept, kept - 1, 0]
+        return {**rows, "x": np.where(mask[:, :1], rows["x"], 0), "t": np.where(mask[:, :1], rows["t"], 0), name: mask}
+
+    train, valid = padded(fresh(20, seed=2), 15), padded(fresh(20), 12)
+    answer = overlap(loader(train), loader(valid))
+    assert (answer.verdict, answer.number, "None of 12 validation rows" in answer.text) == ("ok", 0, True)
+    same = {field: np.concatenate([valid[field][:17], x[:3]]) for field, x in train.items()}
+    answer = overlap(loader(train), loader(same))
+    assert (answer.number, "3 of 15 validation rows" in answer.text) == (3, True)
+
+
+def test_field_that_is_named_like_a_mask_is_compared(overlap):
+    """A mask of padding as in PyTorch is true where nothing is kept, and belongs to no field."""
+    names = "key_padding_mask", "attention_mask"
+    rows = {**arrays(), **{name: np.zeros((len(arrays()["t"]), 2), bool) for name in names}}
+    answer = overlap(loader(rows), loader({name: x[:20] for name, x in rows.items()}))
+    assert answer.number == 20
+
+
 def test_missing_validation_data_is_skipped(overlap):
     assert overlap(batches(), None).verdict == "skipped"
 
