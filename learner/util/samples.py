@@ -9,6 +9,7 @@ from learner.errors import LearnerError
 from learner.util.png import pixels
 
 BINS = 50
+ROUNDING = 1e-3  # tolerance for values of images outside of 0 and 1: less than a step of uint8
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
@@ -16,13 +17,14 @@ class Image:
     """An image that a hook logs.
 
     Args:
-      values: uint8, or floats from 0 to 1: `[height, width]`, `[height, width, 1]` or `[height, width, 3]`.
+      values: uint8, or floats from 0 to 1: `[height, width]`, `[height, width, 1]` or `[height, width, 3]`. Floats
+        outside by at most 0.001, as by rounding, are clipped.
 
     Attributes:
       pixels: uint8 `[height, width]` or `[height, width, 3]`.
 
     Raises:
-      LearnerError: the array has another shape or dtype.
+      LearnerError: the array has another shape or dtype, other values, or NaN.
 
     >>> Image(np.float32([[0.0, 0.5, 1.0]])).pixels
     array([[  0, 128, 255]], dtype=uint8)
@@ -36,15 +38,22 @@ class Image:
             array = array[:, :, 0]
         if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
             array = array.astype(np.float32)
-            if not ((array >= 0) & (array <= 1)).all():
+            if np.isnan(array).any():
                 raise LearnerError(
-                    f"an image of floats needs values from 0 to 1, but this one has {array.min():.4g} to "
-                    f"{array.max():.4g}; scale or clip it, such as np.clip((x + 1) / 2, 0, 1) for x from -1 to 1, or "
+                    "an image of floats needs values from 0 to 1, but this one has NaN: look for its cause, or replace "
+                    "it, such as np.nan_to_num(x)",
+                    code="sample-image-values",
+                )
+            if not ((array >= -ROUNDING) & (array <= 1 + ROUNDING)).all():
+                raise LearnerError(
+                    f"an image of floats needs values from 0 to 1, but this one has {array.min():.7g} to "
+                    f"{array.max():.7g}; scale or clip it, such as np.clip((x + 1) / 2, 0, 1) for x from -1 to 1, or "
                     "pass uint8",
                     code="sample-image-values",
                     lowest=float(array.min()),
                     highest=float(array.max()),
                 )
+            array = np.clip(array, 0, 1)
             array = np.floor(255 * array + 0.5).astype(np.uint8)
         object.__setattr__(self, "pixels", pixels(array))
 

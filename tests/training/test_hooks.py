@@ -105,6 +105,19 @@ def test_a_refused_image_names_its_range():
         Image([[-1.0, 0.5]])
 
 
+def test_values_of_an_image_are_clipped_after_rounding():
+    values = np.float32([[-1e-7, 1 + 1e-7], [-0.0009, 1.0009]])
+    assert Image(values).pixels.tolist() == [[0, 255], [0, 255]]
+    for value, shown in ((-0.0011, "-0.0011 to 0"), (1.0011, "0 to 1.0011")):
+        with raises_code("sample-image-values", shown):
+            Image([[0.0, value]])
+
+
+def test_a_refused_image_names_nan():
+    with raises_code("sample-image-values", "has NaN"):
+        Image([[0.0, np.nan, 2.0]])
+
+
 def test_histograms_of_complex_numbers_count_both_parts():
     histogram = Histogram(np.complex64([0 + 3j, 1 + 1j]), bins=3)  # the parts 0, 3, 1 and 1
     assert (histogram.counts.tolist(), histogram.edges.tolist()) == ([1, 2, 1], [0.0, 1.0, 2.0, 3.0])
