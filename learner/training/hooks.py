@@ -100,6 +100,7 @@ class HookCaller:
             return
         numbers: dict[str, float] = {}
         samples: dict[str, Sample] = {}
+        sources: dict[tuple[str, bool], str] = {}
         info = EpochInfo(p.epoch, p.step, self._reporter.newest())
         # After `newest`, which waits: the steps before the hook may have ended the run.
         if self._reporter.halted is not None:
@@ -124,6 +125,16 @@ class HookCaller:
             if values := _values(hook, returned):
                 self._returned.add(id(hook))
             for name, value in values.items():
+                key = name, isinstance(value, float)  # numbers and samples have their own files
+                if key in sources:
+                    raise LearnerError(
+                        f"the hooks {sources[key]} and {_name_of(hook)} both return {name!r}, of which one value would "
+                        "be lost: rename one",
+                        code="step-hook-same-name",
+                        name=name,
+                        hooks=[sources[key], _name_of(hook)],
+                    )
+                sources[key] = _name_of(hook)
                 if isinstance(value, float):
                     numbers[name] = value
                 else:

@@ -269,6 +269,19 @@ def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
         ).call([mine], Position(), None)
 
 
+@pytest.mark.parametrize("values", [(1.0, 2.0), ("one", "two")], ids=["numbers", "samples"])
+def test_values_of_one_name_from_two_hooks_are_refused(tmp_path, values):
+    def first(info, model):
+        return {"score": values[0]}
+
+    def second(info, model):
+        return {"other": 3.0, "score": values[1]}
+
+    builder = quiet(tmp_path / "run").on_epoch_end(first).on_epoch_end(second)
+    with raises_code("step-hook-same-name", name="score", hooks=["first", "second"]):
+        build_line(builder).fit(batches())
+
+
 def test_unusable_names_in_returned_values_are_refused(tmp_path):
     builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: {"../loss": 1.0})
     with raises_code("run-metric-name-unusable", name="../loss"):
