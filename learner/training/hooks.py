@@ -14,6 +14,7 @@ from learner.errors import LearnerError
 from learner.events import SamplesLogged
 from learner.models.params import trainable_params
 from learner.runs.appended import shortest
+from learner.runs.file_names import file_name
 from learner.steps.step_definition import changed_attributes
 from learner.training.number_log import NumberLog
 from learner.training.programs.executor import Runner
@@ -232,7 +233,26 @@ def _values(hook: Callable[..., Any], returned: Any) -> dict[str, float | Sample
         items = dict(returned)
     except (TypeError, ValueError):
         raise _refused(hook, _shown(returned)) from None
+    for name in map(str, items):
+        _check_name(hook, name)
     return {str(name): _value(hook, name, value) for name, value in items.items()}
+
+
+def _check_name(hook: Callable[..., Any], name: str) -> None:
+    """Raise `LearnerError` for a value's name that cannot be a file name: the reporter's error would not name the
+    hook.
+    """
+    try:
+        file_name(name)
+    except LearnerError as error:
+        raise LearnerError(
+            f"the hook {_name_of(hook)} returned a value named {name!r}, and a file is named after it: "
+            f"{error.fields['reason']}",
+            code="run-metric-name-unusable",
+            name=name,
+            reason=error.fields["reason"],
+            hook=_name_of(hook),
+        ) from None
 
 
 def _value(hook: Callable[..., Any], name: Any, value: Any) -> float | Sample:

@@ -282,10 +282,17 @@ def test_values_of_one_name_from_two_hooks_are_refused(tmp_path, values):
         build_line(builder).fit(batches())
 
 
-def test_unusable_names_in_returned_values_are_refused(tmp_path):
-    builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: {"../loss": 1.0})
-    with raises_code("run-metric-name-unusable", name="../loss"):
-        build_line(builder).fit(batches())
+@pytest.mark.parametrize("value", [1.0, "text"])
+@pytest.mark.parametrize("name", ["../loss", "valid/Loss", "", "two\nlines", ".hidden", "a" * 201])
+def test_unusable_names_in_returned_values_are_refused(name, value):
+    def mine(info, model):
+        return {"loss": 1.0, name: value}
+
+    runner = types.SimpleNamespace(model=dict, arrays_of=dict)
+    reporter = types.SimpleNamespace(newest=dict, halted=None)
+    caller = HookCaller(runner, reporter, None, StopController(StopRequest(), None, None, 0.0), FREE)
+    with raises_code("run-metric-name-unusable", "the hook mine", name=name, hook="mine"):
+        caller.call([mine], Position(), None)
 
 
 @pytest.mark.full
