@@ -95,7 +95,8 @@ def refuse_masked(field: str, values: Any) -> None:
 
 
 def refuse_wrapped(batch: PyTree, split: str) -> None:
-    """Raise `LearnerError` for integers that would wrap on the device, where 64 bits become 32.
+    """Raise `LearnerError` for integers that would wrap on the device, where 64 bits become 32, and for finite floats
+    that would become infinite.
 
     >>> refuse_wrapped({"label": np.array([1, 4294967196])}, "train")
     Traceback (most recent call last):
@@ -103,12 +104,13 @@ def refuse_wrapped(batch: PyTree, split: str) -> None:
     """
     for name, array in named_leaves(batch).items():
         if is_narrowed(array.dtype):
-            _refuse_wrapped(name, array, split)
+            refuse = _refuse_infinite if array.dtype.kind == "f" else _refuse_wrapped
+            refuse(name, np.asarray(array), split)
 
 
 def is_narrowed(dtype: np.dtype) -> bool:
-    """Return True for 64-bit integers that JAX converts to 32 bits."""
-    return dtype.kind in "iu" and dtype.itemsize == 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype
+    """Return True for 64-bit integers and floats that JAX converts to 32 bits."""
+    return dtype.kind in "iuf" and dtype.itemsize == 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
 def _refuse_wrapped(name: str, array: np.ndarray, split: str) -> None:
@@ -123,6 +125,23 @@ def _refuse_wrapped(name: str, array: np.ndarray, split: str) -> None:
         code="batch-integer-too-large",
         split=split,
     )
+
+
+def _refuse_infinite(name: str, array: np.ndarray, split: str) -> None:
+    narrow = np.finfo(jax.dtypes.canonicalize_dtype(array.dtype))
+    if not array.size or (array.min() >= narrow.min and array.max() <= narrow.max):
+        return  # the usual case, without temporary arrays; NaN compares as False
+    beyond = array[np.isfinite(array) & (np.abs(array) > narrow.max)]
+    with np.errstate(over="ignore"):
+        beyond = beyond[np.isinf(beyond.astype(narrow.dtype))]  # values just above the largest one are rounded to it
+    if beyond.size:
+        raise LearnerError(
+            f"{field_text(name)} of a {split} batch holds {beyond[0]} ({array.dtype}), which becomes infinite in "
+            f"{narrow.dtype}, the dtype that JAX computes with: scale the field, give numbers from {narrow.min:.3g} to "
+            f"{narrow.max:.3g}, or set JAX's option jax_enable_x64",
+            code="batch-float-too-large",
+            split=split,
+        )
 
 
 def rounding_warnings(batch: PyTree, split: str) -> list[str]:

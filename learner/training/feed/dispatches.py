@@ -21,7 +21,7 @@ from learner.steps.tree_math import rows_of
 from learner.strategies.base import Strategy
 from learner.training.feed.dispatch import Dispatch
 from learner.training.feed.group import DispatchGrouping, Grouper, MicroBatch, MicroBatchGroup, empty_epoch
-from learner.training.feed.place import Placer, ResidentRows, device_dtype, stacked
+from learner.training.feed.place import Placer, ResidentRows, stacked
 from learner.training.feed.prefetch import Prefetcher
 from learner.util.text import join_names
 from learner.util.trees import integer_ranges, nonfinite_rows
@@ -140,14 +140,13 @@ class Feeder:
         # Of the first epoch, which a new run then finds already arranged.
         if self._rows is not None:
             return self._rows.batches(1)
-        zeros = lambda x: np.zeros((self._room, *x.shape), device_dtype(x).dtype)  # noqa: E731
-        return self._placer.place(jax.tree.map(zeros, self._first), self._grouper.regular)
+        return self._placer.place(_zeros(self._first, self._room), self._grouper.regular)
 
     def example_alone(self) -> Feed:
         """Return an example feed of a program without a loop, for tracing."""
         if self._rows is not None:
             return self._rows.batches(1)
-        return self._placer.place(None, None, MicroBatch(self._first, self._grouper.regular))
+        return self._placer.place(None, None, MicroBatch(_zeros(self._first), self._grouper.regular))
 
     def expected(self) -> Sequence[tuple[str, Feed]]:
         """Return the known kinds of dispatch in an epoch, each with an example feed. Steps of several programs have
@@ -387,3 +386,9 @@ class Feeder:
             return make("tail", feed=self._placer.place(batches, regular, micros[-1]), count=len(full))
         parts: list[tuple[Feed, bool]] = [(self._placer.place(None, None, micro), True) for micro in micros]
         return make("parts", feed=parts, count=len(micros))
+
+
+def _zeros(batch: PyTree, *axes: int) -> PyTree:
+    """Return zeros in the shapes of a batch after further axes, in JAX's dtypes for them."""
+    # Not the batch itself: its values are checked when it is read, and a conversion of large ones would warn.
+    return jax.tree.map(lambda x: np.zeros((*axes, *x.shape), jax.dtypes.canonicalize_dtype(x.dtype)), batch)

@@ -749,7 +749,7 @@ def test_a_state_without_further_batches_is_an_error():
         list(feeder_of(Numbered(4, 4), plan_of()).open(1, 2, 0, 1, state=2))
 
 
-# -- integers beyond 32 bits -------------------------------------------------------------------------------------------
+# -- numbers beyond 32 bits --------------------------------------------------------------------------------------------
 
 TOO_LARGE = 4294967196  # -100 as an int32
 WRAPPED = [
@@ -774,6 +774,34 @@ def test_integers_that_would_wrap_are_refused(dtype, value, narrow, wrapped, str
         taken(feeder_of(data, plan_of()))
 
 
+def measured(value, rows=6):
+    return {"x": np.arange(rows, dtype=np.float32), "t": np.array([0.0] * (rows - 1) + [value])}
+
+
+@pytest.mark.parametrize("value", [1e300, -3.5e38])
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "on the device"])
+def test_floats_that_would_become_infinite_are_refused(value, streams):
+    data = DataLoaderBuilder().batch_size(2).build(measured(value))
+    with raises_code("batch-float-too-large", "'t'", f"{value} (float64)", "infinite in float32"):
+        taken(feeder_of(list(data) if streams else data, plan_of()))
+
+
+def test_the_first_batch_is_checked_before_it_is_converted():
+    feeder = feeder_of([measured(1e300)], plan_of())
+    feeder.example()  # a conversion would warn
+    feeder.example_alone()
+    with raises_code("batch-float-too-large"):
+        taken(feeder)
+
+
+@pytest.mark.parametrize(
+    "value", [np.inf, -np.inf, np.nan, 3.4028235e38, float(np.finfo(np.float32).max) * (1 + 2**-26)]
+)
+def test_floats_are_accepted_if_only_the_data_is_infinite(value):
+    dispatches = taken(feeder_of([measured(value)], plan_of(loop=False)))
+    np.testing.assert_array_equal(dispatches[0].feed.last["t"][-1], np.float32(value))
+
+
 def test_integers_that_fit_are_accepted_with_any_dtype():
     for dtype, value in ((np.int64, 2**31 - 1), (np.int64, -(2**31)), (np.uint64, 2**32 - 1), (np.uint32, 2**32 - 1)):
         arrays = labelled(dtype, value)
@@ -781,10 +809,13 @@ def test_integers_that_fit_are_accepted_with_any_dtype():
         assert dispatches[0].feed.last["label"][-1] == value
 
 
-def test_with_x64_all_integers_fit():
+def test_with_x64_all_numbers_fit():
     with jax.enable_x64(True):  # thread-local, and passed on to the prefetching thread
         dispatches = taken(feeder_of([labelled(np.int64, TOO_LARGE)], plan_of(loop=False)))
     assert dispatches[0].feed.last["label"][-1] == TOO_LARGE
+    with jax.enable_x64(True):
+        dispatches = taken(feeder_of([measured(1e300)], plan_of(loop=False)))
+    assert dispatches[0].feed.last["t"][-1] == 1e300
 
 
 def test_later_batches_and_tensors_are_checked():
