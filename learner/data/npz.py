@@ -53,9 +53,16 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
                 )
             return {name: _array(archive, info) for name, info in members.items()}
     except LearnerError as error:
-        raise LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path) from None
+        raise unreadable(path, error) from None
     except Exception as error:  # a damaged archive raises errors of many kinds
-        raise LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str | os.PathLike[str], error: Exception) -> LearnerError:
+    """Return the error for an `.npz` file whose arrays cannot be read. One with an empty array is not damaged."""
+    if isinstance(error, LearnerError) and error.code == "npz-array-empty":
+        return LearnerError(f"{path}: {error}", code="npz-unreadable", path=path)
+    return LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path)
 
 
 def members_of(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfile.ZipInfo]]:
@@ -143,9 +150,8 @@ def read_header(stream: IO[bytes], size: int, name: str) -> Header:
             dtype=dtype,
         )
     if 0 in shape:
-        raise LearnerError(
-            f"{name!r} has the shape {list(shape)} and holds no values", code="npz-array-empty", name=name
-        )
+        lack = "no values" if shape[0] else "0 rows"
+        raise LearnerError(f"{name!r} has {lack}: its shape is {list(shape)}", code="npz-array-empty", name=name)
     return parsed
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from learner.data.npz import read_npz
+from learner.data.sources.numpy_files import numpy_arrays
 from learner.errors import LearnerError
 from tests.support.codes import raises_code
 
@@ -116,6 +117,15 @@ def test_false_claims_are_refused_before_allocating(archive, monkeypatch, claim,
         finally:
             tracemalloc.stop()
     assert os.listdir() == ["a.npz"]
+
+
+@pytest.mark.parametrize(("shape", "shown"), [((0, 3), "has 0 rows"), ((3, 0), "has no values")])
+@pytest.mark.parametrize("read", [read_npz, numpy_arrays])
+def test_empty_arrays_are_named_in_an_intact_file(tmp_path, read, shape, shown):
+    np.savez(tmp_path / "a.npz", y=np.ones(3), x=np.zeros(shape))
+    with raises_code("npz-unreadable", f"a.npz: 'x.npy' {shown}: its shape is {list(shape)}") as error:
+        read(tmp_path / "a.npz")
+    assert "cannot be read" not in str(error.value)
 
 
 def test_numpy_allocates_the_claimed_memory(archive):

@@ -11,7 +11,7 @@ import numpy as np
 from learner.data.array_dataset import ArrayDataset
 from learner.data.dataset import Dataset
 from learner.data.input_files import PathLike, as_path, present, readable
-from learner.data.npz import Header, members_of, read_header, read_npz
+from learner.data.npz import Header, members_of, read_header, read_npz, unreadable
 from learner.errors import LearnerError
 
 LOCAL_HEADER = 30  # bytes before the name of a member of an archive
@@ -135,7 +135,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
                     lengths = np.frombuffer(file.read(4), "<u2")  # of the name, and of what follows it
                     arrays[name] = _mapped(path, header, info.header_offset + LOCAL_HEADER + int(lengths.sum()))
     except Exception as error:  # a damaged archive raises errors of many kinds
-        raise LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path) from error
+        raise unreadable(path, error) from error
     return arrays if len(arrays) == len(members) else read_npz(path)
 
 

@@ -120,7 +120,8 @@ def header(shape, dtype="<f4"):
         (header((2,)) + b"1234", "claims the shape .* 8 bytes, and has 4"),
         (header((2,)) + b"1234567890", "8 bytes, and has 10"),
         (header((1,), "|O") + b"12345678", "objects are not unpickled"),
-        (header((0, 3)), "holds no values"),
+        (header((0, 3)), r"has 0 rows: its shape is \[0, 3\]"),
+        (header((3, 0)), r"has no values: its shape is \[3, 0\]"),
     ],
 )
 @pytest.mark.parametrize("packed", [True, False])
