@@ -390,7 +390,11 @@ def _mask_of_labels(mask: Array | None, targets: Array) -> Array | None:
 def _labels_hint(logits: Array, labels: Array) -> str:
     if logits.ndim == 3 and labels.shape == logits.shape[:2]:
         return "; for a label at each place of a sequence use SequenceOutput.from_logits"
-    return "; of one-hot labels pass labels.argmax(-1)" if labels.shape == logits.shape else ""
+    if labels.shape != logits.shape:
+        return ""
+    is_soft = jnp.issubdtype(labels.dtype, jnp.floating)
+    hint = "; of one-hot labels pass labels.argmax(-1)"
+    return f"{hint}, for soft labels compute the loss yourself and return Output(loss)" if is_soft else hint
 
 
 def _kept(values: Array, mask: Array | None) -> Array:

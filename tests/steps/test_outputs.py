@@ -427,8 +427,9 @@ WRONG = {
     "one-hot labels": (
         ClassificationOutput.from_logits,
         (of(4, 3), of(4, 3, dtype=INT)),
-        r"needs \[batch, classes\].*\.argmax\(-1\)",
+        r"needs \[batch, classes\].*\.argmax\(-1\)$",
     ),
+    "soft labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, 3)), r"\.argmax\(-1\), for soft labels.*Output"),
     "labels in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, 1, dtype=INT)), r"\(4, 1\)"),
     "sequences as classes": (
         ClassificationOutput.from_logits,
