@@ -43,7 +43,7 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
         if array.dtype.kind in "OUSMm" or array.dtype.names:
             raise LearnerError(
                 f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers: "
-                f"leave it out, or encode it, as in learner.data.view(rows).map(fn){_yields(batch)}",
+                f"leave it out, or encode it, as in learner.data.view(rows).map(fn){_codes(array)}{_yields(batch)}",
                 code="batch-dtype",
                 split=split,
             )
@@ -167,6 +167,12 @@ def rounding_warnings(batch: PyTree, split: str) -> list[str]:
                 "subtract the first time from times. Ignore this warning for measurements"
             )
     return warnings
+
+
+def _codes(array: np.ndarray) -> str:
+    """Return a hint for an array of objects with texts, which NumPy makes of the texts and the categories of pandas."""
+    has_texts = array.dtype == object and any(isinstance(x, str) for x in array.flat)
+    return ", or for texts of pandas frame[name].astype('category').cat.codes" if has_texts else ""
 
 
 def _yields(batch: PyTree) -> str:

@@ -14,6 +14,7 @@ from absl import flags
 from learner import LearnerBuilder
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
 from learner.data import source as source_module
+from learner.data.batch_arrays import batch_arrays
 from learner.data.iterable_source import rewinder
 from learner.data.source import source_of
 from tests.support.codes import raises_code
@@ -680,6 +681,18 @@ def test_column_of_a_data_frame():
     column = pytest.importorskip("pandas").Series([1.0, 2.0, 3.0], index=[2, 1, 7])
     batches = DataLoaderBuilder().batch_size(2).build(column)
     assert [batch.tolist() for batch in batches] == [[1.0, 2.0], [3.0]]
+
+
+@pytest.mark.parametrize("dtype", ["category", None])
+def test_texts_of_a_data_frame_are_refused_with_their_conversion(dtype):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "kind": pandas.Series(["dog", "cat", "dog"], dtype=dtype)})
+    (batch,) = DataLoaderBuilder().batch_size(3).build(frame)
+    with raises_code("batch-dtype", "'kind'", "dtype object", "frame[name].astype('category').cat.codes"):
+        batch_arrays(batch, "train")
+    frame["kind"] = frame["kind"].astype("category").cat.codes
+    (batch,) = DataLoaderBuilder().batch_size(3).build(frame)
+    assert batch_arrays(batch, "train")["kind"].tolist() == [1, 0, 1]
 
 
 def test_data_frame_without_a_batch_size(tmp_path):
