@@ -142,7 +142,10 @@ def test_a_change_that_no_checkpoint_contains_is_warned_about_once(tmp_path):
 
 
 def test_a_change_of_arrays_in_memory_is_warned_about(tmp_path):
-    arrays = {"x": X[:16], "t": np.zeros((16, 1), np.float32)}
+    memory = np.zeros(64 * 2, np.uint8)
+    start = -memory.ctypes.data % 64  # a CPU device aliases aligned arrays
+    aligned = memory[start : start + 64].view(np.float32).reshape(16, 1)
+    arrays = {"x": X[:16], "t": aligned}
     builder = quiet(tmp_path / "run").metric_train(FieldMean("target")).with_batch_size(4).num_epochs(3)
     with pytest.warns(LearnerWarning, match="no effect"):
         result = build(builder.on_epoch_end(lambda info, model: arrays["t"].fill(7.0))).fit(arrays)

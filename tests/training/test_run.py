@@ -226,7 +226,7 @@ FREE = types.SimpleNamespace(sets_lr=False)  # a validator
     ids=["number", "text", "array", "nothing", "list", "too large", "too large to be written", "no repr"],
 )
 def test_unusable_return_values_of_hooks_are_refused(returned):
-    runner = types.SimpleNamespace(model=dict, arrays_of=dict)
+    runner = types.SimpleNamespace(model=dict, arrays_of=dict, attributes_of=dict)
     reporter = types.SimpleNamespace(newest=dict, halted=None)
 
     def mine(info, model):
@@ -257,7 +257,7 @@ def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
     def mine(info, model):
         return returned
 
-    runner = types.SimpleNamespace(model=dict, arrays_of=dict)
+    runner = types.SimpleNamespace(model=dict, arrays_of=dict, attributes_of=dict)
     reporter = types.SimpleNamespace(newest=dict, halted=None)
     with raises_code("step-hook-returns", f"{shown}", " as 'norms'", name="mine"):
         HookCaller(
@@ -288,7 +288,7 @@ def test_unusable_names_in_returned_values_are_refused(name, value):
     def mine(info, model):
         return {"loss": 1.0, name: value}
 
-    runner = types.SimpleNamespace(model=dict, arrays_of=dict)
+    runner = types.SimpleNamespace(model=dict, arrays_of=dict, attributes_of=dict)
     reporter = types.SimpleNamespace(newest=dict, halted=None)
     caller = HookCaller(runner, reporter, None, StopController(StopRequest(), None, None, 0.0), FREE)
     with raises_code("run-metric-name-unusable", "the hook mine", name=name, hook="mine"):

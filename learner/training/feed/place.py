@@ -78,7 +78,8 @@ class ResidentRows:
         refuse_wrapped(rows[0], source.split)  # once for all epochs
         self._arrays, self._order_of, self._size = rows
         self._strategy, self._room = strategy, room
-        self.data = strategy.place(jax.tree.map(device_dtype, self._arrays))
+        # Copies, as a CPU device may alias the memory of an array, depending on its alignment, and hooks may change it.
+        self.data = strategy.place(jax.tree.map(lambda x: np.array(device_dtype(x)), self._arrays))
         self._lane_seeds = lane_seeds
         self._arrange = strategy.compile(_arranged if lane_seeds is None else _arranged_by_lane)
         self._epoch: tuple[Any, ResidentBatches] | None = None
