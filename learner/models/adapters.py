@@ -16,7 +16,7 @@ from learner.errors import LearnerError
 from learner.models.base import ModelAdapter, NothingToTrainError, Trainable
 from learner.models.linen import Linen, LinenAdapter
 from learner.models.masks import as_predicate
-from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules, refuse_numbers
+from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules, refuse_values
 from learner.models.pytrees import TreeAdapter
 from learner.util.executables import share
 from learner.util.optional import is_instance_of
@@ -58,7 +58,7 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
     trainable = as_predicate(trainable)
     check_trainable(trainable, takes_filters=bool(nnx_modules(model)))
     for place, module in nnx_modules(model).items():
-        refuse_numbers(module, place)
+        refuse_values(module, place)
         if place and jax.tree_util.all_leaves([module]):
             raise LearnerError(
                 f"{place} of the model is a {type(module).__name__}, which JAX does not traverse (pytree=False): make "

@@ -266,8 +266,9 @@ def nnx_modules(model: PyTree) -> dict[str, Any]:
     return {path_name(path): node for path, node in nodes if is_module(node)}
 
 
-def refuse_numbers(module: Any, place: str = "") -> None:
-    """Raise `LearnerError` for Python numbers in place of trained or plain arrays, such as `nnx.Param(1.0)`.
+def refuse_values(module: Any, place: str = "") -> None:
+    """Raise `LearnerError` for Python numbers in place of trained or plain arrays, such as `nnx.Param(1.0)`, and for
+    variables of several arrays.
 
     Args:
       module: an nnx module.
@@ -277,11 +278,18 @@ def refuse_numbers(module: Any, place: str = "") -> None:
 
     state = nnx.state(module)
     for path, x in jax.tree_util.tree_leaves_with_path(state, lambda x: isinstance(x, nnx.Variable)):
-        if isinstance(x, nnx.Variable) and not isinstance(x, nnx.Param):
+        if isinstance(x, nnx.Intermediate):  # it lasts for one step
             continue
-        value = x.get_value() if isinstance(x, nnx.Param) else x
-        if isinstance(value, int | float | complex):
-            name = ".".join(filter(None, (place, path_name(path))))
+        name = ".".join(filter(None, (place, path_name(path))))
+        value = x.get_value() if isinstance(x, nnx.Variable) else x
+        if jax.tree.leaves(value) and not jax.tree_util.all_leaves([value]):
+            raise LearnerError(
+                f"{name} of the model is a variable that holds a {type(value).__name__}: make each of its arrays a "
+                f"variable, as in nnx.Dict(a={type(x).__name__}(...)) or nnx.List([...])",
+                code="model-variable-of-several",
+                name=name,
+            )
+        if isinstance(value, int | float | complex) and (value is x or isinstance(x, nnx.Param)):
             raise LearnerError(
                 f"{name} of the model is {value!r}, a Python number: give an array, such as jnp.float32({value!r})",
                 code="model-leaf-number",

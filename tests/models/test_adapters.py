@@ -162,6 +162,23 @@ def test_python_number_in_a_module_is_rejected(wrap):
         adapter_of({"nets": [Scaled()]})
 
 
+def test_variables_of_several_arrays_are_refused():
+    class Model(nnx.Module):
+        def __init__(self, values):
+            self.scale, self.values = nnx.Param(jnp.ones(2)), values
+
+    arrays = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    for variable in (nnx.Param(arrays), nnx.Variable(arrays), nnx.BatchStat([*arrays.values()])):
+        with raises_code("model-variable-of-several", name="values"):
+            adapter_of(Model(variable))
+    for variable in (
+        nnx.Variable(None),
+        nnx.Intermediate((jnp.ones(2), jnp.ones(2))),
+        nnx.Dict(a=nnx.Param(jnp.ones(1))),
+    ):
+        adapter_of(Model(variable))
+
+
 @pytest.mark.full
 def test_shared_parameters_stay_shared():
     step, _, after = after_one_step("nnx")
