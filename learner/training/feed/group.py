@@ -168,7 +168,7 @@ class Grouper:
         shapes = tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
         signature: Any = tree, shapes, batches.part()
         if signature not in self._shapes:  # known shapes were checked when they were new
-            raw = batch_arrays(raw, self._source.split)
+            raw = jax.tree.map(_unshared, batch_arrays(raw, self._source.split), raw)
             signature = signature_of(raw, batches.part())
             if signature not in self._shapes:
                 self._add_shape(raw, signature)
@@ -220,6 +220,11 @@ class Grouper:
         if micro.signature == self.regular:
             return self._grouping.buffer
         return min(self._grouping.buffer, max(2, steps_for(bytes_of(micro.batch) * self._grouping.accumulate)))
+
+
+def _unshared(array: np.ndarray, given: Any) -> np.ndarray:
+    """Return the array of a leaf of a batch. Those of other types may share its memory, which a loader may reuse."""
+    return np.array(array) if array is not given and array.flags.writeable else array
 
 
 def empty_epoch(source: Source, epoch: int, batch: int) -> LearnerError:

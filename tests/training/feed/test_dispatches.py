@@ -612,13 +612,28 @@ def test_after_the_end_of_one_stream_another_can_be_opened():
     assert [len(taken(feeder)) for _ in range(3)] == [1, 1, 1]
 
 
+class Tensor:
+    """An array of another library, which gives its memory to NumPy, as PyTorch's do."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+class Special(np.ndarray):
+    pass
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_loader_may_reuse_its_array(accumulate):
+@pytest.mark.parametrize("kind", [np.asarray, Tensor, lambda array: array.view(Special)], ids=["array", "other", "own"])
+def test_a_loader_may_reuse_its_array(accumulate, kind):
     def batches():
         array = np.zeros((2, 1), np.float32)
         for number in range(5):
             array[:] = number
-            yield {"x": array}
+            yield {"x": kind(array)}
 
     feeder = feeder_of(batches, plan_of(accumulate=accumulate))
     steps = read(taken(feeder), accumulate)[1]
