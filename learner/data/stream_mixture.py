@@ -242,10 +242,19 @@ class Stream:
                 )
             return None
         self._rows, self._total = self._rows + 1, self._total + 1
-        return (row,)
+        # A stream may reuse its arrays, and several rows are read before they become a batch.
+        return (_with_own_arrays(row),)
 
     def _open(self, rows: int, state: Any) -> None:
         self._items = self._source.open(self._walk, rows, state, self._warn)
+
+
+def _with_own_arrays(row: Any) -> Any:
+    if type(row) is np.ndarray:
+        return row.copy()
+    if type(row) is dict:
+        return {name: _with_own_arrays(x) for name, x in row.items()}
+    return type(row)(map(_with_own_arrays, row)) if type(row) in (list, tuple) else row
 
 
 class StreamSource(IterableSource):

@@ -73,6 +73,20 @@ def test_shares_and_order_of_sources():
     assert values(mix(endless, weights=[3, 1], size=9, seed=1)) != rows[:9]
 
 
+def test_a_stream_may_reuse_its_arrays():
+    def reused():
+        array = np.zeros(2, np.float32)
+        for number in range(4):
+            array[:] = number
+            yield {"x": array, "pair": (array[:1], [array])}
+
+    first, second = stream(reused).batch(2)
+    assert first["x"].tolist() == [[0, 0], [1, 1]]
+    assert second["pair"][0].tolist() == [[2], [3]]
+    assert np.shape(second["pair"][1]) == (2, 1, 2)
+    assert np.ravel(second["pair"][1]).tolist() == [2, 2, 3, 3]
+
+
 def test_epoch_stops_with_the_first_exhausted_source():
     rows = values(mix({"a": Rows(0, 3), "b": Rows(10, 100)}))
     assert [row for row in rows if row < 10] == [0, 1, 2]
