@@ -270,8 +270,10 @@ def _usual(runs: Sequence[_RunSummary], known: Sequence[str]) -> list[str]:
     ]
     monitor = next(filter(None, (run.config.get("with_file_checkpointer.monitor") for run in runs)), None)
     common = ordered(usual, monitor)
-    hidden = ("train/", "custom/") if any(key.startswith(("valid/", "valid-")) for key in common) else ("custom/",)
-    return [key for key in common if not key.startswith(hidden)]
+    hidden = ("train/",) if any(key.startswith(("valid/", "valid-")) for key in common) else ()
+    # Of the numbers of hooks, only those that were monitored have a direction, and so a best value.
+    aside = {key for key in common if key.startswith("custom/") and all(run.best.get(key) is None for run in runs)}
+    return [key for key in common if key not in aside and not key.startswith(hidden)]
 
 
 def _differing(runs: Sequence[_RunSummary]) -> list[str]:

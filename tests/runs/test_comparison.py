@@ -52,6 +52,17 @@ def test_table_of_runs(runs):
     assert lines[1] in by_directory._repr_html_()
 
 
+def test_numbers_of_hooks_are_shown_if_they_were_monitored(tmp_path):
+    """Only these have a direction."""
+    for name in "ab":
+        run = write_run(tmp_path / name, {"valid/Loss": [1.0], "custom/FID": [3.0, 2.0], "custom/Norm": [1.0, 1.0]})
+        metrics = {"custom/FID": {"higher_is_better": False, "unit": ""}, "custom/Norm": {}, "valid/Loss": {}}
+        (run / "summary.json").write_text(json.dumps({"metrics": metrics}))
+    comparison = compare(find_runs([tmp_path]))
+    assert comparison.metrics == ("valid/Loss", "custom/FID")
+    assert comparison.rows[0]["custom/FID best"] == 2.0
+
+
 def test_stopped_run_has_not_ended(tmp_path):
     write_run(tmp_path / "a", ending="num_epochs")
     write_run(tmp_path / "b", ending="ctrl-c")
