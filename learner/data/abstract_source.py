@@ -151,11 +151,9 @@ class Source(abc.ABC):
         """
         return None
 
-    def unsaved(self) -> Hashable:
-        """Return a digest of what hooks could change in the data, but no checkpoint contains; None if there is nothing,
-        or if it is unknown.
-        """
-        return None
+    def unsaved(self) -> dict[str, Hashable]:
+        """Return digests of what hooks could change in the data, but no checkpoint contains."""
+        return {}
 
     def draws_itself(self) -> bool:
         """Return True if the data has random generators of its own, so that it may differ each time it is read."""

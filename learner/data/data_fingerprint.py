@@ -6,7 +6,7 @@ arrays in memory.
 
 import functools
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -111,26 +111,42 @@ def sampled(rows: int, nbytes: int) -> np.ndarray:
     return np.linspace(0, rows - 1, most).astype(np.intp)
 
 
-def attributes_digest(data: Any) -> Hashable:
-    """Return a digest of the attributes of an object, or the elements of a list: equal within a process as long as none
-    of them is assigned, and no element of arrays and lists among them. Dicts may be caches, which any read fills.
+def attributes_digest(data: Any) -> dict[str, Hashable]:
+    """Return a digest of each attribute of an object, and of the elements of a list, for `is_changed`. None stands for
+    what may be filled later, such as a file. Dicts may be caches, which any read fills.
+    """
+    attributes = {"": data, **getattr(data, "__dict__", {})}
+    return {f"{name}{place}": digest for name, x in attributes.items() for place, digest in _digests(x)}
+
+
+def _digests(value: Any) -> Iterator[tuple[str, Hashable]]:
+    if isinstance(value, bool | int | float | str | None):
+        yield "", value
+    elif type(value) is np.ndarray and value.dtype != object and value.ndim:
+        chosen = sampled(len(value), value.nbytes // max(1, len(value)))
+        yield "", (value.shape, digest_of(value[chosen]) if len(value) else None)
+    elif type(value) is list:
+        yield "", len(value)
+        for place, x in enumerate(value[:MOST_ELEMENTS]):
+            yield f"[{place}]", x if isinstance(x, bool | int | float | str | None) else id(x)
+    else:
+        yield "", id(value)
+
+
+def is_changed(before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> bool:
+    """Return True if a digest differs. New ones, and those that were None, do not count.
 
     >>> data = type("Data", (), {})()
-    >>> data.rows = np.arange(3)
+    >>> data.rows, data.file = np.arange(3), None
     >>> before = attributes_digest(data)
-    >>> data.rows[0] = 7
-    >>> attributes_digest(data) == before
+    >>> data.file, data.cache = open, 3
+    >>> is_changed(before, attributes_digest(data))
     False
+    >>> data.rows[0] = 7
+    >>> is_changed(before, attributes_digest(data))
+    True
     """
-    return _digest(data), *((name, _digest(value)) for name, value in getattr(data, "__dict__", {}).items())
-
-
-def _digest(value: Any) -> Hashable:
-    if type(value) is np.ndarray and value.dtype != object and value.ndim:
-        chosen = sampled(len(value), value.nbytes // max(1, len(value)))
-        return id(value), None if not len(value) else digest_of(value[chosen])
-    elements = value[:MOST_ELEMENTS] if type(value) is list else ()
-    return id(value), *map(id, elements)
+    return any(old is not None and name in after and after[name] != old for name, old in before.items())
 
 
 def checksum_text(digest: int | None) -> str | None:

@@ -15,7 +15,7 @@ from learner.data.abstract_source import CHANGED, PyTree, Source
 from learner.data.batch_arrays import as_array, digest_of
 from learner.data.data_fingerprint import ADDRESS, attributes_digest, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
-from learner.data.iterator_state import from_json, put_back, state_methods, to_json
+from learner.data.iterator_state import from_json, is_of_datasets, put_back, state_methods, to_json
 from learner.data.randomness import (
     draws,
     generators_of,
@@ -134,12 +134,12 @@ class IterableSource(StatefulSource):
         """See `Source`."""
         return draws(_generators(self._data))
 
-    def unsaved(self) -> Hashable:
+    def unsaved(self) -> dict[str, Hashable]:
         """See `Source`."""
         if isinstance(self._data, list | tuple):
-            return describe_iterable(self._data).get("contents")
+            return {"contents": describe_iterable(self._data).get("contents")}
         saves = state_methods(self._data) is not None
-        return None if saves or self._kind == "function" else attributes_digest(self._data)
+        return {} if saves or self._kind == "function" else attributes_digest(self._data)
 
     def bad_batch(self) -> str | None:
         """See `Source`."""
@@ -165,6 +165,8 @@ class IterableSource(StatefulSource):
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         order = first = None
+        if is_of_datasets(state):  # the run had a loader before
+            state = None
         # Not of a validation split, which may read a loader of the train split at any time.
         if self.split == "train" and epoch == 1 and state is None:
             restart_loaders(_generators(self._data))
@@ -321,7 +323,7 @@ class IterableSource(StatefulSource):
 
     def end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Callable[[], Any] | None:
         """See `Source`."""
-        if _is_of_beginning(state):
+        if _is_of_beginning(state) or is_of_datasets(state):
             return None
         data = self._make()
         anew = getattr(data, "starts_anew", False)  # a mixture of streams without a size

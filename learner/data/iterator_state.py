@@ -20,6 +20,7 @@ from learner.data.hugging_face import flaw_of, is_stream
 from learner.errors import LearnerError
 
 TAGS = ("base64", "array", "scalar", "tuple", "float", "items")
+DATASETS = "datasets"  # the key of the states of datasets, each with the name of its class
 
 
 def to_json(state: Any, split: str) -> Any:
@@ -58,8 +59,8 @@ def _encoded(x: Any, split: str, where: str) -> Any:
     of = f" of {x.dtype}" if kind is np.ndarray else ""
     raise LearnerError(
         f"the state of the {split} data cannot be stored in a checkpoint: {where or 'it'} is a {name}{of}. It may "
-        "hold dicts, lists, tuples, numbers, texts, bytes and NumPy arrays of numbers; change what the iterator's "
-        "get_state (state_dict) returns, or train without checkpoints: with_file_checkpointer(None)",
+        "hold dicts, lists, tuples, numbers, texts, bytes and NumPy arrays of numbers; change what get_state "
+        "(state_dict) returns, or train without checkpoints: with_file_checkpointer(None)",
         code="data-state-not-storable",
         split=split,
         name=name,
@@ -102,6 +103,11 @@ def state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]
         if callable(get) and callable(put):
             return get, put
     return None
+
+
+def is_of_datasets(state: Any) -> bool:
+    """Return True for the states of datasets behind a loader, rather than of an iterable."""
+    return isinstance(state, dict) and set(state) == {DATASETS}
 
 
 def put_back(holder: Any, state: Any, split: str, epoch: int, start: int) -> None:

@@ -9,6 +9,8 @@ A position is a number of batches. Our loaders skip to it at no cost. Data with 
 is read again up to the position, and an iterator that cannot be read again raises an error.
 """
 
+import contextlib
+import inspect
 import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -17,13 +19,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.data.abstract_source import CHANGED, PyTree, Source
+from learner.data.abstract_source import PyTree, Source
 from learner.data.array_dataset import is_data_frame
 from learner.data.batch_arrays import BATCHES_IN_CONFIG
 from learner.data.data_fingerprint import attributes_digest, fields_of
 from learner.data.dataset import Dataset, roots_of
 from learner.data.iterable_source import IterableSource, OneShotSource
-from learner.data.iterator_state import put_back, state_methods, to_json
+from learner.data.iterator_state import DATASETS, is_of_datasets, put_back, state_methods, to_json
 from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.data.mixture import mixtures_in
 from learner.data.sharding import Batches, PerProcess, ProcessShard, refuse_small, shards_itself
@@ -46,7 +48,7 @@ class LoaderSource(Source):
         super().__init__(split, len(loader), share, own)
         self._loader = loader
         self._roots = [data for data in roots_of(loader.dataset) if not type(data).__module__.startswith("learner.")]
-        self._stateful = [data for data in self._roots if state_methods(data) is not None]
+        self._stateful = [data for data in self._roots if _has_state(data)]
         self._keeps = False
         self._sent: Any = None  # the state of the datasets in the worker processes
         if not own:
@@ -55,28 +57,33 @@ class LoaderSource(Source):
     def keep_state(self) -> list[str]:
         """See `Source`."""
         self._keeps = True
-        self._state()  # which may not be storable
         return []
 
     def _state(self) -> Any:
-        states = [pair[0]() for data in self._stateful if (pair := state_methods(data)) is not None]
-        return to_json(states, self.split) if self._keeps or self.will_keep else None
+        """Return the states of the datasets, as JSON, or None if they have none."""
+        pairs = [(type(data).__qualname__, state_methods(data)) for data in self._stateful]
+        states = [[name, to_json(pair[0](), self.split)] for name, pair in pairs if pair is not None]
+        return {DATASETS: states} if states else None
 
     def _put_back(self, epoch: int, start: int, state: Any) -> None:
-        stored = state[CHANGED] if isinstance(state, dict) else state
-        for data, of_data in zip(self._stateful, stored or (), strict=False):
-            put_back(data, of_data, self.split, epoch, start)
+        states = state[DATASETS] if is_of_datasets(state) else []
+        # Otherwise the run warns that it resumes with other data.
+        if [name for name, _ in states] == [type(data).__qualname__ for data in self._stateful]:
+            for data, (_, of_data) in zip(self._stateful, states, strict=True):
+                put_back(data, of_data, self.split, epoch, start)
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         if not self._stateful:
             return self._batches(epoch, start, None)
         self._put_back(epoch if start else epoch - 1, start, state)
-        current = self._state()
-        if current is None or current != self._sent:
+        keeps, current = self._keeps or self.will_keep, None
+        with contextlib.nullcontext() if keeps else contextlib.suppress(LearnerError):  # it may not be storable
+            current = self._state()
+        if current != self._sent:
             self._loader.close()  # workers have copies of the datasets
             self._sent = current
-        batches = self._batches(epoch, start, lambda: current)
-        batches.between = self._state
+        batches = self._batches(epoch, start, (lambda: current) if keeps else None)
+        batches.between = self._state if keeps else None
         return batches
 
     def _batches(self, epoch: int, start: int, where: Callable[[], Any] | None) -> Batches:
@@ -87,14 +94,17 @@ class LoaderSource(Source):
 
     def end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> Callable[[], Any] | None:
         """See `Source`."""
+        if not self._stateful:
+            return None
         self._put_back(epoch, 0, state)
-        return self._state if self._stateful else None
+        return self._state
 
-    def unsaved(self) -> Hashable:
+    def unsaved(self) -> dict[str, Hashable]:
         """See `Source`."""
         saved = {id(data) for data in self._stateful}
         unsaved = [attributes_digest(data) for data in self._roots if id(data) not in saved]
-        return (self._loader.digest(), *unsaved) if unsaved or self._loader.in_memory else None
+        digests = {f"{number}.{name}": x for number, of_data in enumerate(unsaved) for name, x in of_data.items()}
+        return {"contents": self._loader.digest(), **digests}
 
     def peek(self, epoch: int) -> PyTree:
         """See `Source`."""
@@ -141,6 +151,19 @@ class LoaderSource(Source):
     @property
     def _is_small(self) -> bool:
         return self._loader.nbytes is not None and self._loader.nbytes <= RESIDENT_BYTES
+
+
+def _has_state(data: Any) -> bool:
+    """Return True if a dataset has a state. Other methods may have these names, such as those of environments."""
+    pair = state_methods(data)
+    if pair is None:
+        return False
+    try:
+        inspect.signature(pair[0]).bind()
+        inspect.signature(pair[1]).bind(None)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def source_of(

@@ -282,7 +282,7 @@ def refuse_values(module: Any, place: str = "") -> None:
             continue
         name = ".".join(filter(None, (place, path_name(path))))
         value = x.get_value() if isinstance(x, nnx.Variable) else x
-        if jax.tree.leaves(value) and not jax.tree_util.all_leaves([value]):
+        if value is not None and not jax.tree_util.all_leaves([value]):
             raise LearnerError(
                 f"{name} of the model is a variable that holds a {type(value).__name__}: make each of its arrays a "
                 f"variable, as in nnx.Dict(a={type(x).__name__}(...)) or nnx.List([...])",

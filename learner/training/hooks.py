@@ -4,7 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -88,12 +88,8 @@ class HookCaller:
         self._stop, self._validator = stop, validator
         self._calls: collections.Counter[int] = collections.Counter()
         self._changing: set[int] = set()
-        self._returned: set[int] = set()
+        self._shared: set[tuple[str, bool]] = set()
         self._warned: set[int] = set()
-
-    def have_returned(self, hooks: Iterable[Callable[..., Any]]) -> bool:
-        """Return True if each of the hooks has returned values."""
-        return all(id(hook) in self._returned for hook in hooks)
 
     def call(self, hooks: Sequence[Callable[..., Any]], p: Position, at_step: int | None) -> None:
         """Call each hook with `(info, model)`."""
@@ -101,7 +97,7 @@ class HookCaller:
             return
         numbers: dict[str, float] = {}
         samples: dict[str, Sample] = {}
-        sources: dict[tuple[str, bool], str] = {}
+        sources: dict[tuple[str, bool], Callable[..., Any]] = {}
         info = EpochInfo(p.epoch, p.step, self._reporter.newest())
         # After `newest`, which waits: the steps before the hook may have ended the run.
         if self._reporter.halted is not None:
@@ -123,19 +119,15 @@ class HookCaller:
             if isinstance(returned, Updates) or id(hook) in self._changing:
                 model = self._runner.model()
             returned = returned.values if isinstance(returned, Updates) else returned
-            if values := _values(hook, returned):
-                self._returned.add(id(hook))
-            for name, value in values.items():
+            for name, value in _values(hook, returned).items():
                 key = name, isinstance(value, float)  # numbers and samples have their own files
-                if key in sources:
-                    raise LearnerError(
-                        f"the hooks {sources[key]} and {_name_of(hook)} both return {name!r}, of which one value would "
-                        "be lost: rename one",
-                        code="step-hook-same-name",
-                        name=name,
-                        hooks=[sources[key], _name_of(hook)],
+                if sources.get(key, hook) is not hook and key not in self._shared:
+                    self._shared.add(key)
+                    names = " and ".join(map(_name_of, (sources[key], hook)))
+                    self._reporter.warn(
+                        f"the hooks {names} return {name!r} at the same step, and only the last is logged"
                     )
-                sources[key] = _name_of(hook)
+                sources[key] = hook
                 if isinstance(value, float):
                     numbers[name] = value
                 else:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from learner.distributed.process_group import ProcessGroup
-from learner.errors import near
 from learner.training.options import NUMBERS
 from learner.training.progress.position import Position
 from learner.training.reporting.messages import SplitFinished
@@ -45,19 +44,24 @@ class NumberLog(ThreadOwned):
         self._reporter.put(SplitFinished("custom", p.epoch, p.step, at_step, dict(numbers)))
         self._validator.apply_numbers(numbers, p.step)
 
-    def warn_of_missing(self, expected: bool) -> None:
+    def warn_of_missing(self, has_ended: bool) -> None:
         """Warn once about monitored numbers that nothing has logged.
 
         Args:
-          expected: True if they would be there by now; otherwise only names that look misspelt are warned about.
+          has_ended: True at the end of a run; before it, a hook may still return them, and only names that are written
+            differently are warned about.
         """
         if self._has_warned or self._names.issuperset(self._monitored):
             return
         # Also those of earlier processes of the run, which the history has.
         logged = sorted(key.removeprefix(NUMBERS) for key in self._reporter.newest() if key.startswith(NUMBERS))
         for name in self._monitored:
-            hint = near(name, logged, "")
-            if name not in logged and (hint or expected):
+            same = [each for each in logged if _letters(each) == _letters(name)]
+            if name not in logged and (same or has_ended):
                 self._has_warned = True
-                hint = hint or (f"they have returned {join_names(logged, 8)}" if logged else "they have returned none")
+                hint = f"did you mean {same[0]!r}?" if same else f"they have returned {join_names(logged, 8) or 'none'}"
                 self._reporter.warn(f"{NUMBERS}{name} is monitored, and no hook has returned this number: {hint}")
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()

@@ -179,8 +179,7 @@ class Run(ThreadOwned):
         if p.in_validation and not self.validator.run_pending_validation(p):
             return
         self.data_state = self.feeder.state_after(self._call_at_epoch_end, self.data_state)
-        hooks = *self.options.on_epoch_end, *(hook for _, hook in self.options.every)
-        self.numbers.warn_of_missing(expected=self._hooks.have_returned(hooks))
+        self.numbers.warn_of_missing(has_ended=False)
         # After the hooks, as their numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()
@@ -390,5 +389,5 @@ class Run(ThreadOwned):
         if inside and reason == "num_steps":
             self._close_train()
             self.reporter.put(EpochFinished(p.epoch, p.step))
-        self.numbers.warn_of_missing(expected=True)
+        self.numbers.warn_of_missing(has_ended=not self.stop.stop_requested)
         return reason

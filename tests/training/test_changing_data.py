@@ -1,5 +1,7 @@
 """Tests of hooks that change the data at the end of an epoch, also across interruptions."""
 
+import warnings
+
 import numpy as np
 import optax
 import pytest
@@ -130,15 +132,86 @@ def test_a_dataset_must_take_its_state_back(tmp_path):
 
 def test_a_change_that_no_checkpoint_contains_is_warned_about_once(tmp_path):
     with pytest.warns(LearnerWarning, match="state_dict") as caught:
-        build(counting_builder(tmp_path / "run", items := Items())).fit(data_of(items))
+        build(counting_builder(tmp_path / "run", items := Items(), saves=True)).fit(data_of(items))
     assert len(caught) == 1
+    build(counting_builder(tmp_path / "unsaved", items := Items())).fit(data_of(items))
     listed = [{"x": X[:4], "t": np.zeros((4, 1), np.float32)}]
     change = lambda info, model: listed[0]["t"].fill(info.epoch)  # noqa: E731
+    builder = quiet(tmp_path / "list", saves=True).metric_train(FieldMean("target")).num_epochs(2).on_epoch_end(change)
     with pytest.warns(LearnerWarning, match="state_dict"):
-        result = build(
-            quiet(tmp_path / "list").metric_train(FieldMean("target")).num_epochs(2).on_epoch_end(change)
-        ).fit(listed)
+        result = build(builder).fit(listed)
     assert result.history["train/target"] == [0.0, 1.0]
+
+
+def test_reading_data_in_a_hook_does_not_change_it(tmp_path):
+    class Lazy(Items):
+        def __init__(self):
+            self.file, self.cache, self.known = None, {}, [None] * 16
+
+        def __getitem__(self, index):
+            self.file, self.known[index], self.attribute = "open", "read", index
+            return self.cache.setdefault(index, super().__getitem__(index))
+
+    items = Lazy()
+    items[0]
+    builder = (
+        quiet(tmp_path / "run", saves=True).num_epochs(2).on_epoch_end(lambda info, model: {"x": items[7]["t"][0]})
+    )
+    items.attribute = 7
+    build(builder).fit(DataLoaderBuilder().batch_size(4).prefetch(0).build(items))
+
+
+class Environment(Items):
+    """A dataset whose methods have the names of a state's."""
+
+    def get_state(self, episode):
+        raise AssertionError
+
+    def set_state(self, position, velocity):
+        raise AssertionError
+
+
+def test_methods_with_other_arguments_are_no_state(tmp_path):
+    build(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(data_of(Environment()))
+
+
+def test_a_state_that_cannot_be_stored_matters_to_checkpoints_only(tmp_path):
+    class Opaque(Rows):
+        def state_dict(self):
+            return {"value": object()}
+
+    build(quiet(tmp_path / "run").num_epochs(1)).fit(data_of(Opaque()))
+    with raises_code("data-state-not-storable"):
+        build(quiet(tmp_path / "saved", saves=True).num_epochs(1)).fit(data_of(Opaque()))
+
+
+OTHERS = [(Pool, Rows), (Rows, Pool), (Pool, Environment), (Rows, type("Other", (Rows,), {}))]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("first", "second"), OTHERS, ids=lambda kind: kind.__name__)
+def test_a_run_may_resume_with_data_of_another_kind(tmp_path, first, second):
+    build(counting_builder(tmp_path / "run", rows := first(), saves=True).num_epochs(2)).fit(data_of(rows))
+    resumed = quiet(tmp_path / "run", saves=True).metric_train(FieldMean("target")).num_epochs(3).resume()
+    resumed.on_epoch_end(lambda info, model: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LearnerWarning)  # about the change
+        result = build(resumed).fit(data_of(second()))
+    assert result.history["train/target"] == [0.0, 1.0, 0.0]
+
+
+def test_a_change_inside_an_epoch_is_saved_at_its_end(tmp_path):
+    def fit(name, rows, epochs):
+        def change(info, model):
+            rows.value += 1.0
+
+        builder = quiet(tmp_path / name, saves=True).metric_train(FieldMean("target")).num_epochs(epochs).resume()
+        builder.every(4, change).on_epoch_end(lambda info, model: None)
+        return build(builder).fit(data_of(rows)).history["train/target"]
+
+    plain = fit("plain", Rows(), 3)
+    fit("run", Rows(), 2)
+    assert fit("run", Rows(), 3)[-1] == plain[-1] == 2.0
 
 
 def test_a_change_of_arrays_in_memory_is_warned_about(tmp_path):
@@ -153,9 +226,10 @@ def test_a_change_of_arrays_in_memory_is_warned_about(tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_stopped_before_its_hooks_repeats_them_with_restored_data(tmp_path):
+@KINDS
+def test_a_run_stopped_before_its_hooks_repeats_them_with_restored_data(tmp_path, kind):
     """The run stops in the validation at the end of an epoch; resuming repeats the validation and the hooks."""
-    interrupter, rows = Interrupter(), Pool()
+    interrupter, rows = Interrupter(), kind()
 
     def valid():
         if rows.value == 2.0:
@@ -164,12 +238,12 @@ def test_a_run_stopped_before_its_hooks_repeats_them_with_restored_data(tmp_path
             yield {"x": X[:4], "t": np.zeros((4, 1), np.float32)}
 
     builder = counting_builder(tmp_path / "run", rows, saves=True).interrupter(interrupter)
-    result = build(builder).fit(rows, valid)
+    result = build(builder).fit(data_of(rows), valid)
     assert rows.value == 2.0, "the hooks must not run before the stop"
     assert len(result.history["train/target"]) == 3
-    again = Pool()
+    again = kind()
     resumed = counting_builder(tmp_path / "run", again, saves=True).resume()
-    history = build(resumed).fit(again, lambda: iter([next(valid())])).history
+    history = build(resumed).fit(data_of(again), lambda: iter([next(valid())])).history
     assert history["train/target"] == [float(epoch) for epoch in range(EPOCHS)]
 
 

@@ -167,7 +167,7 @@ def test_a_monitored_number_that_no_hook_returns_is_warned_about_once(tmp_path, 
 
 def test_a_hook_may_return_the_monitored_number_later(tmp_path):
     """Another hook returns a number in each epoch."""
-    late = lambda info, model: {"Score": 1.0} if info.epoch == 2 else None  # noqa: E731
+    late = lambda info, model: {"Score-1k": 1.0} | ({"Score": 1.0} if info.epoch == 2 else {})  # noqa: E731
     builder = quiet(tmp_path / "run").num_epochs(2).on_epoch_end(lambda info, model: {"Norm": 1.0}).on_epoch_end(late)
     builder.early_stopping(MetricEarlyStopping("custom/Score", "min"))
     assert build_line(builder).fit(batches()).history["custom/Score"] == [1.0]
@@ -178,6 +178,13 @@ def test_a_monitored_number_that_is_never_returned_is_warned_about_at_the_end(tm
     builder.early_stopping(MetricEarlyStopping("custom/Score", "min"))
     with pytest.warns(LearnerWarning, match="custom/Score is monitored"):
         build_line(builder).fit(batches())
+
+
+def test_an_interrupted_run_may_end_before_the_number_is_due(tmp_path):
+    interrupter = Interrupter()
+    builder = quiet(tmp_path / "run").num_epochs(2).on_epoch_end(lambda info, model: interrupter.stop("enough"))
+    builder.early_stopping(MetricEarlyStopping("custom/Score", "min")).interrupter(interrupter)
+    assert build_line(builder).fit(batches()).stopped_by == "interrupter: enough"
 
 
 def test_a_monitored_number_needs_a_hook_and_a_direction(tmp_path):

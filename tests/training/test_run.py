@@ -17,6 +17,7 @@ from learner import (
     Image,
     Interrupter,
     LearnerError,
+    LearnerWarning,
     MetricEarlyStopping,
     ReduceOnPlateau,
     RegressionOutput,
@@ -270,16 +271,26 @@ def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0), ("one", "two")], ids=["numbers", "samples"])
-def test_values_of_one_name_from_two_hooks_are_refused(tmp_path, values):
+def test_values_of_one_name_from_two_hooks_are_warned_about_once(tmp_path, values):
     def first(info, model):
         return {"score": values[0]}
 
     def second(info, model):
         return {"other": 3.0, "score": values[1]}
 
-    builder = quiet(tmp_path / "run").on_epoch_end(first).on_epoch_end(second)
-    with raises_code("step-hook-same-name", name="score", hooks=["first", "second"]):
+    builder = quiet(tmp_path / "run").num_epochs(2).on_epoch_end(first).on_epoch_end(second)
+    with pytest.warns(LearnerWarning, match="first and second return 'score'") as caught:
         build_line(builder).fit(batches())
+    assert len(caught) == 1
+
+
+@pytest.mark.full
+def test_a_hook_of_two_periods_may_be_due_twice_at_a_step(tmp_path):
+    def norm(info, model):
+        return {"norm": float(info.step)}
+
+    result = build_line(quiet(tmp_path / "run").every(2, norm).every(3, norm)).fit(batches())
+    assert result.history["custom/norm"] == [2.0, 3.0, 4.0, 6.0]
 
 
 @pytest.mark.parametrize("value", [1.0, "text"])

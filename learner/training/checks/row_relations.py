@@ -25,6 +25,10 @@ INDEXING = ("slice", "dynamic_slice", "gather", "concatenate", "transpose", "rev
 OTHER_AFFINE = ("add", "add_any", "sub", "neg", "select_n", "reduce_sum", "cumsum", "stop_gradient", "name")
 AFFINE = (*OTHER_AFFINE, *SHAPING, *INDEXING, *FORWARDING)
 """Primitives whose output is linear in a mean over the rows. So are products, if only one factor depends on it."""
+NO_RATIO, RECIPROCAL, RATIO = range(3)
+"""The kinds of a number that is divided by one of the batch: without one, of a constant, and of one of the batch."""
+FREE, ROWS, SUM, OTHER = range(4)
+"""The forms of a value in a loss; see `_forms`."""
 CONSTANT, MEAN, NONLINEAR = range(3)
 """The kinds of a number without an axis of rows: no function of a mean over the rows, a linear one, or another."""
 
@@ -81,14 +85,21 @@ def warnings_of_batches(
     """
     if step.valid is None or batches == 1:
         return []
-    mistake = _mistake_of_weight(_traced_valid(step, state, batch, 1), _traced_valid(step, state, batch, 2))
+    one, other = (_traced_valid(step, state, batch, times) for times in (1, 2))
+    params = len(jax.tree.leaves(state.params))
+    if one is not None and other is not None and is_nonlinear_in_means(one.program, other.program, params):
+        return []  # such as a correlation: no weight makes its mean that of all rows
+    mistake = _mistake_of_weight(one, other)
     if mistake is None:
         return []
     value = (
         f"{split}/Loss is the mean of the losses of its batches, weighted by {mistake.by}, and depends on their size"
     )
     if mistake.divides:
-        return [f"valid_step divides {DIVISOR}, and {mistake.weight}: {value}. {REMEDY}"]
+        return [
+            f"valid_step divides {DIVISOR}, and {mistake.weight}: {value}. {REMEDY}. Ignore this warning if that "
+            "number is the same for each row"
+        ]
     return [
         f"valid_step sums its loss over the rows without dividing by their number, and {mistake.weight}: {value}. "
         "Return the mean over the rows"
@@ -258,25 +269,53 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 
 def is_sum(one: Any, other: Any) -> bool:
-    """Return True if the first output of a traced program sums over the rows and never divides by their number: no
-    constant differs from the program for twice the rows. Return False if it cannot be known.
+    """Return True if the first output of a traced program is linear in a sum over the rows, and never divided by their
+    number: no constant differs from the program for twice the rows. Return False if it cannot be known.
     """
-    return _sums_rows(one, other) and not _has_row_constants(one, other)
+    if _has_row_constants(one, other):
+        return False
+    given = [ROWS if _shape(x) != _shape(y) else FREE for x, y in zip(one.invars, other.invars, strict=True)]
+    return _forms(one, other, given)[0] == SUM
 
 
-def _sums_rows(one: Any, other: Any) -> bool:
-    """Return True if an equation sums over rows, so that only its inputs have other shapes in the other program."""
-    needed = {x for x in one.outvars[:1] if not hasattr(x, "val")}  # a literal needs no equation
-    for a, b, inner in reversed(list(_paired(one, other))):
-        if needed.isdisjoint(a.outvars):
-            continue  # only for outputs other than the loss
-        needed.update(x for x in a.invars if not hasattr(x, "val"))
-        shapes = [[getattr(x.aval, "shape", ()) for x in vars_] for e in (a, b) for vars_ in (e.invars, e.outvars)]
-        if a.primitive.name == "reduce_sum" and shapes[0] != shapes[2] and shapes[1] == shapes[3]:
-            return True
-        if any(_sums_rows(*pair) for pair in inner):
-            return True
-    return False
+def _forms(one: Any, other: Any, given: list[int]) -> list[int]:
+    """Return the form of each output: `FREE` of the rows, `ROWS` with an axis of rows, linear in a `SUM` over rows, or
+    `OTHER`, such as a norm of the rows and what it scales.
+    """
+    known = dict(zip(one.invars, given, strict=True))
+
+    def of(x: Any) -> int:
+        return FREE if hasattr(x, "val") else known.get(x, FREE)  # literals; constants
+
+    for a, b in zip(one.eqns, other.eqns, strict=False):
+        inputs = [of(x) for x in a.invars]
+        programs = called_program(a), called_program(b)
+        if None not in programs:
+            found = _forms(*programs, inputs)
+        else:
+            has_rows = [_shape(x) != _shape(y) for x, y in zip(a.outvars, b.outvars, strict=True)]
+            found = [_form(a.primitive.name, inputs, with_rows) for with_rows in has_rows]
+        known.update(zip(a.outvars, found, strict=True))
+    return [of(x) for x in one.outvars]
+
+
+def _form(name: str, inputs: list[int], has_rows: bool) -> int:
+    """Return the form of an operation's output. `has_rows`: True if it has an axis of rows."""
+    if max(inputs, default=FREE) == FREE:
+        return FREE
+    if OTHER in inputs or name in LOOPS:
+        return OTHER
+    if has_rows:
+        return OTHER if SUM in inputs else ROWS
+    if SUM not in inputs:
+        return SUM if name in ("reduce_sum", "dot_general") else OTHER
+    if name in ("mul", "dot_general"):
+        is_linear = inputs.count(SUM) == 1
+    elif name == "div":
+        is_linear = inputs[1] == FREE
+    else:
+        is_linear = name in AFFINE
+    return SUM if is_linear and ROWS not in inputs else OTHER
 
 
 def _has_row_constants(one: Any, other: Any) -> bool:
@@ -307,17 +346,23 @@ def divides_by_data(jaxpr: Any, inputs: int) -> bool:
     depends on the batch: the last `inputs` inputs before the random key.
     """
     data = [len(jaxpr.invars) - 1 - inputs <= index < len(jaxpr.invars) - 1 for index in range(len(jaxpr.invars))]
-    given = [(of_batch, False) for of_batch in data]
-    return propagate(jaxpr, given, _ratios, (False, False))[0][1]
+    given = [(of_batch, NO_RATIO) for of_batch in data]
+    return propagate(jaxpr, given, _ratios, (False, NO_RATIO))[0][1] != NO_RATIO
 
 
-def _ratios(equation: Any, inputs: list[tuple[bool, bool]]) -> list[tuple[bool, bool]]:
-    """Return, for each output, True if it depends on the batch, and True if it is such a ratio, given the same for the
+def _ratios(equation: Any, inputs: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
+    """Return, for each output, True if it depends on the batch, and the kind of its ratio, given the same for the
     inputs.
     """
-    is_ratio = equation.primitive.name in LINEAR and any(ratio for _, ratio in inputs)
-    if equation.primitive.name == "mul" and all(data for data, _ in inputs):
-        is_ratio = False  # the factor may be the denominator, of a term that becomes a sum again
-    if equation.primitive.name == "div":
-        is_ratio = inputs[0][1] or inputs[1][0]
-    return [(any(data for data, _ in inputs), is_ratio and x.aval.size == 1) for x in equation.outvars]
+    name, data, kinds = equation.primitive.name, [data for data, _ in inputs], [kind for _, kind in inputs]
+    kind = max(kinds) if name in LINEAR and kinds else NO_RATIO
+    if name == "div" and data[1]:
+        kind = RATIO if data[0] else RECIPROCAL
+    elif name == "div":
+        kind = kinds[0]
+    elif name == "integer_pow" and equation.params["y"] == -1 and data[0]:
+        kind = RECIPROCAL
+    elif name == "mul" and all(data):
+        # The factor of a ratio may be its denominator, of a term that becomes a sum again.
+        kind = RATIO if kind == RECIPROCAL else NO_RATIO
+    return [(any(data), kind if x.aval.size == 1 else NO_RATIO) for x in equation.outvars]

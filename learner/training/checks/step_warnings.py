@@ -39,7 +39,7 @@ def _of_training(traced: TracedTrainStep, name: str) -> list[str]:
         warnings.append(
             f"{join_names(moving, MOST_NAMED)} of the model {'is' if len(moving) == 1 else 'are'} frozen, but {name} "
             "changes the statistics, as the whole model is in train mode: call layer.eval() of flax.nnx in the step, "
-            "learner.eval_mode(layer), or flax.linen's layer with use_running_average=True. Ignore this warning if the "
+            "or use learner.eval_mode(layer), or use_running_average=True of flax.linen. Ignore this warning if the "
             "statistics are meant to follow the data"
         )
     if traced.loses_state:

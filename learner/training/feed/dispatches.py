@@ -15,6 +15,8 @@ import jax
 import numpy as np
 
 from learner.data.abstract_source import Source, changed
+from learner.data.data_fingerprint import is_changed
+from learner.data.iterator_state import is_of_datasets
 from learner.distributed.process_group import ProcessGroup
 from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.tree_math import rows_of
@@ -67,7 +69,7 @@ class Feeder:
         is_resident = strategy.resident and source.has_rows
         self._rows = ResidentRows(source, strategy, self._room, lane_seeds) if is_resident else None
         self._processes: ProcessGroup | None = None
-        self._passes = self._watched = 0
+        self._passes = self._epochs = 0
         self._warn = warn
         rows, devices = rows_of(first), len(strategy.devices)
         if self._placer.is_replicated(self._grouper.regular) and devices > 1:
@@ -213,17 +215,23 @@ class Feeder:
         """
         read = self._grouper.between if self._changes else None
         before = None if read is None else read()
-        unsaved = self._source.unsaved() if self._changes and self._watched < WATCHED_EPOCHS else None
+        watched = self._source.unsaved() if self._watches() else None
         hooks()
-        if unsaved is not None and self._source.unsaved() != unsaved:
+        if watched is not None and is_changed(watched, self._source.unsaved()):
             self._warn_of_change()
-        self._watched += 1
+        self._epochs += 1
         after = None if read is None else read()
+        if is_of_datasets(after):
+            return after  # the state of the dispatch is that at the beginning of the epoch
         return state if after == before else changed(after)
+
+    def _watches(self) -> bool:
+        """Return True if a change of the data by hooks would be lost now, or later with the checkpoint."""
+        return self._changes and self._epochs < WATCHED_EPOCHS and (self.resident or self._source.will_keep)
 
     def _warn_of_change(self) -> None:
         split = self._source.split
-        if self._rows is not None:
+        if self.resident:
             text = (
                 f"a hook has changed arrays of the {split} data, which has no effect: they were copied to the devices "
                 "when the run began. Pass a class with __len__, __getitem__, state_dict and load_state_dict, or an "
@@ -231,11 +239,12 @@ class Feeder:
             )
         else:
             text = (
-                f"a hook has changed the {split} data, and no checkpoint contains the change: a run that resumes reads "
-                "other data. Give its class the methods state_dict and load_state_dict"
+                f"a hook has changed the {split} data, which no checkpoint contains: a run that resumes reads other "
+                "data. That of a class with the methods state_dict and load_state_dict is saved. Ignore this warning "
+                "if reading the data has changed a cache or a counter only"
             )
         self._warn(text)
-        self._watched = WATCHED_EPOCHS
+        self._epochs = WATCHED_EPOCHS
 
     def _compared(self, dispatches: Iterator[Dispatch], processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
         """Synchronize the processes before each dispatch that ends an epoch. After it they run other programs. If the

@@ -116,6 +116,11 @@ def kept_and_multiplied(model, batch):
     return {"loss": sum(loss * number for loss, number in terms) / len(losses), "weight": len(losses)}
 
 
+def kept_by_reciprocal(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return {"loss": (losses * mask).sum() * (1 / mask.sum())}
+
+
 def kept_in_each_row(model, batch):
     losses, mask = of_tokens(model, batch)
     return {"loss": ((losses * mask).sum(1) / jnp.maximum(mask.sum(1), 1)).mean()}
@@ -135,6 +140,7 @@ def scaled_by_the_model(model, batch):
         (kept_with_weight, False),
         (kept_with_rows, True),
         (kept_and_multiplied, False),
+        (kept_by_reciprocal, True),
         (kept_in_each_row, False),
         (scaled_by_the_model, False),
         (mean_over_rows, False),
@@ -181,6 +187,26 @@ def summed_with_count(model, batch):
     return summed_with_weight(model, batch) | {"weight": 1.0}
 
 
+def normed_weights(model, batch):
+    """Weights of the rows that add up to 1."""
+    losses, mask = of_tokens(model, batch)
+    weights = mask.sum(1)
+    return {"loss": (weights / weights.sum() * losses.mean(1)).sum()}
+
+
+def softmax_weights(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": (jax.nn.softmax(batch["a"][:, 0]) * losses.mean(1)).sum()}
+
+
+def smooth_greatest(model, batch):
+    return {"loss": jax.nn.logsumexp(of_tokens(model, batch)[0])}
+
+
+def noise_ratio(model, batch):
+    return {"loss": jnp.log(of_tokens(model, batch)[0].sum() / jnp.square(batch["b"]).sum())}
+
+
 def looped(model, batch):
     losses, _ = of_tokens(model, batch)
     return {"loss": jax.lax.scan(lambda total, row: (total + row.mean(), None), 0.0, losses)[0] / len(losses)}
@@ -195,6 +221,8 @@ def looped(model, batch):
         (greatest, False),
         (summed_with_weight, True),
         (summed_with_count, True),
+        (normed_weights, False),
+        (softmax_weights, False),
         (looped, False),
         (mean_over_rows, False),
     ],
@@ -212,6 +240,7 @@ def test_a_loss_that_is_a_sum_over_rows_is_warned_about(train, expected):
         (kept_with_rows, "divides its loss"),
         (kept_with_weight, None),
         (kept_and_multiplied, None),
+        (kept_by_reciprocal, "divides its loss"),
         (kept_in_each_row, None),
         (summed, "sums its loss"),
         (summed_with_count, "sums its loss"),
@@ -352,3 +381,13 @@ def test_sharded_equals_one_device_and_replicated_warns(tmp_path):
 def test_a_constant_loss_is_no_sum(loss):
     step, state = step_of(lambda model, batch: {"loss": loss}, accumulate=2)
     assert warnings_of_parts(step, state, BATCH, SingleDevice()) == []
+
+
+@pytest.mark.parametrize(
+    "valid", [normed_weights, softmax_weights, smooth_greatest, noise_ratio, dice, correlated, balanced, root]
+)
+def test_a_validation_loss_that_no_weight_makes_exact_is_not_warned_about(tmp_path, valid):
+    builder = LearnerBuilder(tmp_path / "run")
+    learner = builder.build(model(), optax.sgd, 0.1, train_step=mean_over_rows, valid_step=valid)
+    step, state = learner.definition.step, jax.eval_shape(learner.init)
+    assert warnings_of_batches(step, state, BATCH, "valid", 2) == []
