@@ -9,7 +9,6 @@ A position is a number of batches. Our loaders skip to it at no cost. Data with 
 is read again up to the position, and an iterator that cannot be read again raises an error.
 """
 
-import contextlib
 import inspect
 import itertools
 import operator
@@ -65,6 +64,23 @@ class LoaderSource(Source):
         states = [[name, to_json(pair[0](), self.split)] for name, pair in pairs if pair is not None]
         return {DATASETS: states} if states else None
 
+    def _current(self) -> Any:
+        """Return the states, or None if they cannot be stored and nothing stores them."""
+        try:
+            return self._state()
+        except LearnerError:
+            if self._keeps or self.will_keep:
+                raise
+            return None
+
+    def open(
+        self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
+    ) -> Batches:
+        """See `Source`."""
+        if self._kept is not None and self._stateful and self._current() != self._sent:
+            self._kept = None  # `peek` read before another split of the same dataset was restored
+        return super().open(epoch, start, state, warn)
+
     def _put_back(self, epoch: int, start: int, state: Any) -> None:
         states = state[DATASETS] if is_of_datasets(state) else []
         # Otherwise the run warns that it resumes with other data.
@@ -76,9 +92,7 @@ class LoaderSource(Source):
         if not self._stateful:
             return self._batches(epoch, start, None)
         self._put_back(epoch if start else epoch - 1, start, state)
-        keeps, current = self._keeps or self.will_keep, None
-        with contextlib.nullcontext() if keeps else contextlib.suppress(LearnerError):  # it may not be storable
-            current = self._state()
+        keeps, current = self._keeps or self.will_keep, self._current()
         if current != self._sent:
             self._loader.close()  # workers have copies of the datasets
             self._sent = current

@@ -200,6 +200,16 @@ def test_a_run_may_resume_with_data_of_another_kind(tmp_path, first, second):
     assert result.history["train/target"] == [0.0, 1.0, 0.0]
 
 
+def test_a_validation_of_the_same_dataset_reads_it_as_restored(tmp_path):
+    def fit(epochs):
+        rows = Rows()
+        builder = counting_builder(tmp_path / "run", rows, saves=True).metric_valid(FieldMean("target"))
+        return build(builder.num_epochs(epochs).resume()).fit(data_of(rows), data_of(rows)).history["valid/target"]
+
+    fit(2)
+    assert fit(3) == [0.0, 1.0, 2.0]
+
+
 def test_a_change_inside_an_epoch_is_saved_at_its_end(tmp_path):
     def fit(name, rows, epochs):
         def change(info, model):
