@@ -308,6 +308,18 @@ def test_scalars_in_a_batch():
     assert next(iter(loader.build(items(2))))["n"] == 3
 
 
+def test_a_batcher_may_reuse_its_array():
+    """Batches are prefetched."""
+    array = np.zeros((2, 1), np.float32)
+
+    def fill(items):
+        array[:, 0] = items
+        return {"x": array}
+
+    batches = list(DataLoaderBuilder(fill).batch_size(2).build(view(range(6))))
+    assert [batch["x"][:, 0].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_custom_batcher():
     def lengths(items):
         return {"sum": np.array([sum(item) for item in items])}
