@@ -33,7 +33,7 @@ class Image:
     pixels: np.ndarray
 
     def __init__(self, values: Any):
-        array = np.asarray(values)
+        array = np.array(values)  # a copy: a hook may draw the next picture before loggers have written this one
         if array.ndim == 3 and array.shape[2] == 1:
             array = array[:, :, 0]
         if array.dtype.kind == "f" or array.dtype.name == "bfloat16":

@@ -196,3 +196,11 @@ def test_host_numbers_keep_float64_precision_also_after_resuming(tmp_path):
         assert run.history == history
         assert set(run.steps("train/Third").mean) == {1 / 3}
     assert history.to_pandas()["custom/exact"].dropna().tolist() == [2.0**53] * 2
+
+
+def test_an_image_is_a_copy():
+    """Loggers may write it after the hook has drawn the next one into the same array."""
+    canvas = np.zeros((2, 2), np.uint8)
+    image = Image(canvas)
+    canvas[:] = 9
+    assert not image.pixels.any()
