@@ -217,7 +217,7 @@ def is_nonlinear_in_means(one: Any, other: Any, params: int) -> bool:
 
     A sum that is combined with rows again counts as rows: a norm over the batch is a part of the model.
     """
-    if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
+    if not _correspond(one, other):
         return False
     given = [(index < params, CONSTANT) for index in range(len(one.invars))]
     return _kinds(one, other, given)[0][1] == NONLINEAR
@@ -272,7 +272,7 @@ def is_sum(one: Any, other: Any) -> bool:
     """Return True if the first output of a traced program is linear in a sum over the rows, and never divided by their
     number: no constant differs from the program for twice the rows. Return False if it cannot be known.
     """
-    if _has_row_constants(one, other):
+    if not _correspond(one, other) or _has_row_constants(one, other):
         return False
     given = [ROWS if _shape(x) != _shape(y) else FREE for x, y in zip(one.invars, other.invars, strict=True)]
     return _forms(one, other, given)[0] == SUM
@@ -316,6 +316,14 @@ def _form(name: str, inputs: list[int], has_rows: bool) -> int:
     else:
         is_linear = name in AFFINE
     return SUM if is_linear and ROWS not in inputs else OTHER
+
+
+def _correspond(one: Any, other: Any) -> bool:
+    """Return True if two programs have the same operations. A batch of one row may be broadcast where two are not."""
+    outlines = [[(e.primitive, len(e.invars), len(e.outvars)) for e in program.eqns] for program in (one, other)]
+    if outlines[0] != outlines[1]:
+        return False
+    return all(_correspond(*pair) for _, _, inner in _paired(one, other) for pair in inner)
 
 
 def _has_row_constants(one: Any, other: Any) -> bool:

@@ -1,5 +1,6 @@
 """Tests of the warnings about losses that are not a mean over rows, where a step sees only a part of the batch."""
 
+import dataclasses
 import re
 import warnings
 
@@ -391,3 +392,18 @@ def test_a_validation_loss_that_no_weight_makes_exact_is_not_warned_about(tmp_pa
     learner = builder.build(model(), optax.sgd, 0.1, train_step=mean_over_rows, valid_step=valid)
     step, state = learner.definition.step, jax.eval_shape(learner.init)
     assert warnings_of_batches(step, state, BATCH, "valid", 2) == []
+
+
+def test_programs_of_one_and_of_two_rows_may_differ(tmp_path):
+    """A batch of one row is broadcast in the loss."""
+    one = {name: x[:1] for name, x in BATCH.items()}
+
+    def step(model, batch):
+        scores = batch["a"] @ model["w"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.arange(len(scores)))
+        return {"loss": losses.mean() + jax.jit(lambda x: jnp.take(x, jnp.arange(len(x)), axis=0).sum())(scores)}
+
+    learner = LearnerBuilder(tmp_path / "run").build(model(), optax.sgd, 0.1, train_step=step, valid_step=step)
+    definition, state = learner.definition.step, jax.eval_shape(learner.init)
+    assert warnings_of_batches(definition, state, one, "valid", 2) == []
+    assert warnings_of_parts(dataclasses.replace(definition, accumulate=2), state, one, SingleDevice()) == []
