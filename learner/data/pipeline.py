@@ -142,7 +142,7 @@ class _Batches:
         self._plan = plan
         self._sent = sent
         # A user's batcher may reuse its arrays, and batches are read ahead. What is sent is a copy already.
-        self._copies = not (sent or getattr(batcher, "__module__", "").startswith("learner."))
+        self._copies = not (sent or str(getattr(batcher, "__module__", None)).startswith("learner."))
         self._latest: tuple[int, np.ndarray] | None = None
 
     def __call__(self, index: int, share: ProcessShard | None = None) -> Any:

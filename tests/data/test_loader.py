@@ -316,6 +316,7 @@ def test_a_batcher_may_reuse_its_array():
         array[:, 0] = items
         return {"x": array}
 
+    fill.__module__ = None  # as of a method written in C
     batches = list(DataLoaderBuilder(fill).batch_size(2).build(view(range(6))))
     assert [batch["x"][:, 0].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
 
