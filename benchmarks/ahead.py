@@ -141,11 +141,10 @@ def compiled(model: Any, step: Any, batch: dict[str, np.ndarray], strategy: Any,
             fresh[kind] = lambda measure=measure: jax.eval_shape(measure.fresh)
         rows = jax.tree.map(lambda x: np.broadcast_to(x, (STEPS * accumulate, *x.shape)), batch)
         feed = BatchBuffer(put(rows, 1), None, (False, True))
-        train = runner.lowered(feed, loop=True)["loop"].compile()
-        program, arguments = runner._example_call("valid", "loop", feed)
-        valid = program.lower(*arguments).compile()
+        calls = {kind: runner._example_call(kind, "loop", feed) for kind in ("train", "valid")}
+        programs = {kind: program.lower(*arguments).compile() for kind, (program, arguments) in calls.items()}
     changed = dataclasses.replace(state, lr_scale=None, rng=None)
-    return {"train": train, "valid": valid, "state": sum(map(_bytes_on_device, jax.tree.leaves(changed)))}
+    return {**programs, "state": sum(map(_bytes_on_device, jax.tree.leaves(changed)))}
 
 
 def _bytes_on_device(x: Any) -> int:

@@ -72,7 +72,7 @@ def compiled(projection, strategy, size, rows):
     with jax.numpy_dtype_promotion("standard"):
         runner = make_runner(learner.definition.step, learner.definition.init_placed(), strategy)
         feed = BatchBuffer(strategy.put(batch, 1), None, (False, True))
-        program = runner.lowered(feed, loop=False)["step"].compile()
+        program = runner.compiled(feed, loop=False)["step"]
     memory = program.memory_analysis()
     return Compiled(memory.argument_size_in_bytes, memory.temp_size_in_bytes, *collectives(program.as_text()))
 

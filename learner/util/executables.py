@@ -70,6 +70,15 @@ def compile_ahead(program: Any, threads: concurrent.futures.Executor, *arguments
         program.compile_ahead(threads, *arguments)
 
 
+def executable_of(program: Any, *arguments: Any) -> Any:
+    """Return the executable of a jitted function or a program of `share` for these arguments, which calls of it use.
+    Wait for a compilation that has begun in another thread.
+    """
+    if isinstance(program, _SharedProgram):
+        return program.executable(*arguments)
+    return program.lower(*arguments).compile()
+
+
 def scalar_program(function: Callable[[Any], Any]) -> Callable[[int], float]:
     """Return a function of an int32 scalar as one program: called directly, JAX would compile each operation.
     Functions with the same program are compiled once.
@@ -122,9 +131,21 @@ class _SharedProgram:
         key = self._key(arguments)
         executable = self._own.get(key)
         if executable is None:
-            plain = self._jitted if _are_packed(arguments) else None
-            executable = self._own[key] = plain or self._wait(key) or self._compile(*self._lower(arguments))
+            executable = self._jitted if _are_packed(arguments) else self._executable(key, arguments)
+            self._own[key] = executable
         return executable(*arguments)
+
+    def executable(self, *arguments: Any) -> Any:
+        """Return the executable for these arguments; see `executable_of`."""
+        if _are_packed(arguments):
+            return self._jitted.lower(*arguments).compile()
+        key = self._key(arguments)
+        if key not in self._own:
+            self._own[key] = self._executable(key, arguments)
+        return self._own[key]
+
+    def _executable(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
+        return self._wait(key) or self._compile(*self._lower(arguments))
 
     def compile_ahead(self, threads: concurrent.futures.Executor, *arguments: Any) -> None:
         """Compile in another thread; see `compile_ahead`."""

@@ -408,8 +408,8 @@ def test_on_a_cpu_the_state_of_the_members_is_updated_in_place(tmp_path):
     builder = quiet(tmp_path / "run").population(seed=range(16))
     definition = builder.build(make, optax.sgd, 0.1, train_step=nnx_step).definition
     plan = planned(definition, read_checked(definition, [arrays(24)], None))
-    (program,) = plan.runner.lowered(plan.feed(), plan.feeder.loop).values()
-    memory, state = program.compile().memory_analysis(), 16 * 4 * 4096 * 4
+    (program,) = plan.runner.compiled(plan.feed(), plan.feeder.loop).values()
+    memory, state = program.memory_analysis(), 16 * 4 * 4096 * 4
     assert memory.alias_size_in_bytes >= state
     assert memory.temp_size_in_bytes < state
 
@@ -1318,8 +1318,8 @@ def test_a_mesh_divides_the_work_of_members_and_rows(tmp_path):
         make = lambda rngs: nnx.Linear(3, 512, rngs=rngs)  # noqa: E731
         definition = builder.build(make, optax.sgd, 0.1, train_step=nnx_step).definition
         plan = planned(definition, read_checked(definition, [arrays(24)], None))
-        (program,) = plan.runner.lowered(plan.feed(), plan.feeder.loop).values()
-        return program.compile()
+        (program,) = plan.runner.compiled(plan.feed(), plan.feeder.loop).values()
+        return program
 
     one, spread = compiled(1, 1), compiled(4, MESH)
     assert spread.cost_analysis()["flops"] < 4 * one.cost_analysis()["flops"] / 3

@@ -177,17 +177,22 @@ def test_debugging_modes_apply(mode):
                 share(jax.jit(jnp.log), DEVICES[:1])(jnp.float32(-1))
 
 
+USES = [lambda program, x: program(x), lambda program, x: executables.executable_of(program, x)(x)]
+
+
 class TestCompileAhead:
-    def test_call_compiles_a_program_that_no_thread_has_started(self):
+    @pytest.mark.parametrize("use", USES)
+    def test_call_compiles_a_program_that_no_thread_has_started(self, use):
         program, x, free = scale(7.5), jnp.ones(3), threading.Event()
         with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as compilations:
             threads.submit(free.wait)
             executables.compile_ahead(program, threads, x)
-            np.testing.assert_array_equal(program(x), [7.5] * 3)
+            np.testing.assert_array_equal(use(program, x), [7.5] * 3)
             free.set()
         assert compilations.count == 1
 
-    def test_call_waits_for_a_thread_that_compiles(self):
+    @pytest.mark.parametrize("use", USES)
+    def test_call_waits_for_a_thread_that_compiles(self, use):
         program, x, begun, free = scale(7.5), jnp.ones(3), threading.Event(), threading.Event()
 
         def hold(*_, **__):  # JAX calls listeners in the compiling thread
@@ -201,7 +206,7 @@ class TestCompileAhead:
             begun.wait()
             threading.Timer(0.01, free.set).start()
             with CompileTimes() as compilations:
-                np.testing.assert_array_equal(program(x), [7.5] * 3)
+                np.testing.assert_array_equal(use(program, x), [7.5] * 3)
         jax.monitoring.unregister_event_duration_listener(hold)
         assert (compilations.count, compilations.in_thread > 0) == (0, True)  # the wait counts
 

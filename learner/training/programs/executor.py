@@ -17,7 +17,7 @@ from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.feed.dispatch import Dispatch
 from learner.training.programs.compiled_programs import CompiledPrograms, Leaves, StateLeaves
-from learner.util.executables import compile_ahead
+from learner.util.executables import compile_ahead, executable_of
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
@@ -288,14 +288,14 @@ class Runner:
             return self._programs.train[name], arguments
         return self._programs.valid[name], [*arguments, zero] if name == "loop" else arguments
 
-    def lowered(self, feed: Feed, loop: bool) -> dict[str, Any]:
-        """Return the programs of a training dispatch by name, lowered for this feed. Nothing runs."""
+    def compiled(self, feed: Feed, loop: bool) -> dict[str, Any]:
+        """Return the programs of a training dispatch by name, compiled for this feed. Nothing runs."""
         zero, metrics, programs = self.strategy.scalar(0), self.start("train").metrics, self._programs
         state = self._state.moving, self._state.fixed
         is_tail = isinstance(feed, BatchBuffer) and feed.batches is None
         if loop or self._step.accumulate == 1:
             program = programs.train["loop" if loop else "tail" if is_tail else "single"]
-            return {"loop" if loop else "step": program.lower(*state, metrics, feed, zero, zero)}
+            return {"loop" if loop else "step": executable_of(program, *state, metrics, feed, zero, zero)}
         begun = programs.begin.lower(*state).compile()
         sums = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -303,8 +303,8 @@ class Runner:
             begun.output_shardings,
         )
         return {
-            "micro-batch": programs.add[is_tail].lower(*state, sums, feed, zero, zero),
-            "update": programs.finish.lower(*state, sums, metrics),
+            "micro-batch": programs.add[is_tail].lower(*state, sums, feed, zero, zero).compile(),
+            "update": programs.finish.lower(*state, sums, metrics).compile(),
         }
 
 

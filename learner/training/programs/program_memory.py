@@ -33,7 +33,7 @@ class ProgramMemory:
 
 def memory_of(runner: Runner, feed: Feed, loop: bool) -> tuple[ProgramMemory, ...]:
     """Compile the training programs and return their memory. A run does not compile them again."""
-    return tuple(_memory(name, program.compile()) for name, program in runner.lowered(feed, loop).items())
+    return tuple(_memory(name, program) for name, program in runner.compiled(feed, loop).items())
 
 
 def _memory(name: str, compiled: Any) -> ProgramMemory:
