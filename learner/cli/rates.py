@@ -142,7 +142,8 @@ def range_plot(result: RangeTest) -> Plot:
 def _schedule(lr: Any, run: RunLength) -> tuple[ScheduleFn, str]:
     """Return a rate as a function of the step, and its description."""
     if isinstance(lr, ReduceOnPlateau):
-        return Constant(lr.lr), f"ReduceOnPlateau begins with {lr.lr:g}, and lowers the rate by what it sees"
+        rate, text = _schedule(lr.lr if lr.schedule is None else lr.schedule, run)
+        return rate, f"{text}; ReduceOnPlateau lowers the rate after validations, which this does not show"
     if not is_schedule(lr):
         return Constant(float(lr)), f"{lr:g} in every step"
     schedule, problems = resolve(lr, run)

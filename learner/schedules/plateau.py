@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from learner.errors import LearnerError
@@ -18,23 +18,31 @@ class ReduceOnPlateau:
     after another `cooldown` validations.
 
     Args:
-      lr: the initial rate.
+      lr: the initial rate; or a schedule, a function of the optimizer step, whose rates are multiplied by a factor that
+        begins with 1 and is lowered. After a warmup, for example, the rate follows the metric.
       monitor: the key of a metric, such as `valid/Loss`, or `custom/NAME` for a number that a hook returns as `NAME`.
       factor: the factor of a reduction, between 0 and 1.
       patience: the number of validations without improvement to allow, 0 or more.
       mode: `"min"` or `"max"`; `None`: the metric's own direction.
       min_delta: the minimum improvement that counts.
       cooldown: the number of validations after a reduction that are not counted.
-      min_lr: the minimum rate.
+      min_lr: the minimum rate, or with a schedule the minimum factor.
+
+    Attributes:
+      schedule: the schedule of the learning rate, if any.
 
     >>> plateau = ReduceOnPlateau(0.1, "valid/Loss", factor=0.5, patience=1)
     >>> [plateau.update({"valid/Loss": loss}) for loss in (1.0, 1.0, 1.0, 0.5)]
     [0.1, 0.1, 0.05, 0.05]
+    >>> from learner.schedules import Linear
+    >>> warmup = ReduceOnPlateau(Linear(0.0, 0.1, over=500), factor=0.5, patience=0)
+    >>> [warmup.update({"valid/Loss": loss}) for loss in (1.0, 1.0)]
+    [1.0, 0.5]
     """
 
     def __init__(
         self,
-        lr: float,
+        lr: float | Callable[[Any], Any],
         monitor: str = "valid/Loss",
         factor: float = 0.1,
         patience: int = 10,
@@ -44,9 +52,10 @@ class ReduceOnPlateau:
         cooldown: int = 0,
         min_lr: float = 0.0,
     ):
-        if isinstance(lr, bool) or not (isinstance(lr, int | float) and 0 < lr < math.inf):
+        first = 1.0 if callable(lr) else lr
+        if isinstance(first, bool) or not (isinstance(first, int | float) and 0 < first < math.inf):
             raise LearnerError(
-                f"lr of ReduceOnPlateau is {lr!r}; it needs a positive number", code="schedule-plateau-lr"
+                f"lr of ReduceOnPlateau is {lr!r}; it needs a positive number or a schedule", code="schedule-plateau-lr"
             )
         if not (isinstance(factor, int | float) and 0 < factor < 1):
             raise LearnerError(
@@ -62,19 +71,22 @@ class ReduceOnPlateau:
                     name=name,
                     value=value,
                 )
-        if not (isinstance(min_lr, int | float) and 0 <= min_lr <= lr):
+        if not (isinstance(min_lr, int | float) and 0 <= min_lr <= first):
+            most = "1, as it limits the factor of the schedule" if callable(lr) else f"lr, which is {lr!r}"
             raise LearnerError(
-                f"min_lr of ReduceOnPlateau is {min_lr!r}; it needs a number from 0 to lr, which is {lr!r}",
+                f"min_lr of ReduceOnPlateau is {min_lr!r}; it needs a number from 0 to {most}",
                 code="schedule-plateau-min-lr",
             )
         self._best = Monitor(monitor, mode, min_delta)
-        self._lr, self._factor, self._patience = float(lr), float(factor), patience
+        self.schedule = lr if callable(lr) else None
+        self._lr, self._factor, self._patience = float(first), float(factor), patience
         self._cooldown, self._min_lr = cooldown, float(min_lr)
         self._without, self._resting = 0, 0
 
     def __repr__(self) -> str:
-        """Show the current learning rate and the monitored metric."""
-        return f"ReduceOnPlateau(lr={self._lr:g}, monitor={self._best.monitor!r})"
+        """Show the schedule or the current learning rate, and the monitored metric."""
+        lr = f"{self._lr:g}" if self.schedule is None else repr(self.schedule)
+        return f"ReduceOnPlateau(lr={lr}, monitor={self._best.monitor!r})"
 
     @property
     def settings(self) -> dict[str, float | str]:
@@ -87,7 +99,7 @@ class ReduceOnPlateau:
         return {**numbers, "min_lr": self._min_lr, "monitor": self._best.monitor, "min_delta": self._best.min_delta}
 
     def with_lr(self, lr: float) -> "ReduceOnPlateau":
-        """Return a scheduler with the same settings and this initial rate."""
+        """Return a scheduler with the same settings and this initial rate, or with a schedule this initial factor."""
         other = copy.deepcopy(self)
         other._lr = float(lr)
         return other
@@ -99,11 +111,16 @@ class ReduceOnPlateau:
 
     @property
     def lr(self) -> float:
-        """The current learning rate."""
+        """The current learning rate, or with a schedule its current factor."""
         return self._lr
 
+    @property
+    def quantity(self) -> str:
+        """The quantity that it lowers, for messages: the rate, or with a schedule its factor."""
+        return "learning rate" if self.schedule is None else "factor of the learning rate"
+
     def update(self, values: Mapping[str, Any]) -> float:
-        """Return the learning rate after a validation. Without a new value of the metric it does not change."""
+        """Return `lr` after a validation. Without a new value of the metric it does not change."""
         if self._best.monitor not in values:
             return self._lr
         if self._best.is_better(float(values[self._best.monitor])):

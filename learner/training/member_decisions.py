@@ -136,8 +136,8 @@ class MemberDecisions:
             plateau = self._plateaus[index]
             before = plateau.lr
             if plateau.update(self._reporter.newest(p.step, index)) != before:
-                text = "%s: step %d: learning rate %g -> %g"
-                self._reporter.log.info(text, self._names[index], p.step, before, plateau.lr)
+                text = "%s: step %d: %s %g -> %g"
+                self._reporter.log.info(text, self._names[index], p.step, plateau.quantity, before, plateau.lr)
                 changed = True
         if changed:
             self._runner.set_lr_scale(np.array([self._plateaus[lane].lr for lane in self._runner.lanes]))

@@ -102,7 +102,9 @@ def optimizer_definition(optimizer: Any, lr: Any, has_update: bool) -> tuple[Opt
     if lr is None and is_built(optimizer):
         return OptimizerDefinition(optimizer, 0.0), []  # the problem of the optimizer names the place of the rate
     if isinstance(lr, ReduceOnPlateau):
-        return OptimizerDefinition(optimizer, lr.lr, plateau=lr), []
+        rate = lr.lr if lr.schedule is None else lr.schedule
+        definition, problems = optimizer_definition(optimizer, rate, has_update)
+        return dataclasses.replace(definition, plateau=lr), problems
     if needs_run_length(lr):  # `fit` checks it, once the length of the run is known
         return OptimizerDefinition(optimizer, 1.0, lr), []
     if is_schedule(lr):

@@ -186,7 +186,7 @@ class Validator(ThreadOwned):
             self._stop.decide(reason and f"early stopping: {reason}")
         plateau = self._plateau
         if plateau is not None and (lr := plateau.lr) != plateau.update(values):
-            self._log.info("step %d: learning rate %g -> %g", step, lr, plateau.lr)
+            self._log.info("step %d: %s %g -> %g", step, plateau.quantity, lr, plateau.lr)
             self._runner.set_lr_scale(plateau.lr)
 
     def get_state(self) -> dict[str, object]:

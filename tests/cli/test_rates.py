@@ -52,7 +52,7 @@ def test_plot_makes_no_model_and_reads_no_row(learner, config, workplace):
     ("words", "messages"),
     [
         (["--lr=0.25", "--num_epochs=1"], ["0.25 in every step", "1 epoch of 3 steps, 3 steps in all"]),
-        (["--lr=ReduceOnPlateau", "--lr.lr=0.5"], ["ReduceOnPlateau begins with 0.5, and lowers the rate by what it"]),
+        (["--lr=ReduceOnPlateau", "--lr.lr=0.5"], ["0.5 in every step; ReduceOnPlateau lowers the rate"]),
         (["--lr.over=4", "--num_steps=5"], ["ends after 4 of 5 steps; from there on the rate stays 0"]),
         (["--grads_accumulation=2", "--lr.over=1", "--lr.unit=epochs"], ["2 epochs of 2 steps", "ends after 2 of 4"]),
         (["--lr=CosineDecaySchedule", "--lr.init_value=0.5", "--lr.decay_steps=6"], ["at most 0.5, and 0.0335 in"]),

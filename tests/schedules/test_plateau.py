@@ -6,6 +6,7 @@ import math
 import pytest
 
 from learner import ReduceOnPlateau
+from learner.schedules import Linear
 from tests.support.codes import raises_code
 
 NAN = math.nan
@@ -52,6 +53,12 @@ def test_rates(options, values, expected):
     assert rates(ReduceOnPlateau(1.0, "valid/Loss", **options), values) == expected
 
 
+def test_with_a_schedule_a_factor_is_lowered():
+    plateau = ReduceOnPlateau(Linear(0.0, 0.1), factor=0.5, patience=0, min_lr=0.4)
+    assert rates(plateau, [1.0, 1.0, 1.0]) == [1.0, 0.5, 0.4]
+    assert "Linear(first=0.0, last=0.1)" in repr(plateau)
+
+
 def test_a_metric_without_a_new_value_changes_nothing():
     plateau = ReduceOnPlateau(1.0, "valid/Loss", patience=0)
     before = plateau.get_state()
@@ -85,6 +92,7 @@ def test_state_restores_exactly(cut):
         (0.1, {"cooldown": -1}, "schedule-plateau-number", ("cooldown",)),
         (0.1, {"min_lr": 0.2}, "schedule-plateau-min-lr", ()),
         (0.1, {"min_lr": -0.2}, "schedule-plateau-min-lr", ()),
+        (Linear(0.0, 3.0), {"min_lr": 2.0}, "schedule-plateau-min-lr", ()),
         (0.1, {"mode": "lowest"}, "metric-mode-unknown", ()),
         (0.1, {"min_delta": -1.0}, "metric-min-delta-value", ()),
     ],

@@ -39,6 +39,7 @@ from learner.events import (
 from learner.loggers import MemoryLogger, RunFiles, Webhook
 from learner.metrics import CollectingMetric, LearningRate
 from learner.runs.history import read_history
+from learner.schedules import Linear
 from learner.training.feed.dispatch import Dispatch
 from learner.training.hooks import HookCaller
 from learner.training.progress.position import Position
@@ -133,6 +134,26 @@ def test_a_plateau_reduces_the_rate_of_a_run(tmp_path):
     expected = [0.04, 0.04, 0.04, 0.04, 0.02, 0.02]
     np.testing.assert_allclose(result.history["train/Learning Rate"], expected, rtol=1e-6)
     assert "learning rate 0.04 -> 0.02" in (tmp_path / "run" / "experiment.log").read_text()
+
+
+@pytest.mark.full
+def test_a_plateau_lowers_a_schedule_also_after_resuming(tmp_path):
+    """The rates of a warmup over four steps, 0, 0.01, 0.02, 0.03, 0.04, 0.04, are halved for the last two."""
+
+    losses = [4.0, 1.0, 1.0, 4.0, 0.25, 1.0]
+
+    def fit(epochs, losses):
+        plateau = ReduceOnPlateau(Linear(0.0, 0.04, over=4), "valid/Loss", factor=0.5, patience=1)
+        builder = quiet(tmp_path / "run", saves=True).num_epochs(epochs).metric_train(LearningRate()).resume()
+        learner = builder.build(line(), optax.sgd, plateau, train_step=line_step, valid_step=scripted_step)
+        return learner.fit(batches()[:1], scripted(*losses))
+
+    fit(3, losses[:3])
+    result = fit(6, losses[3:])
+    np.testing.assert_allclose(
+        result.history["train/Learning Rate"], [0.0, 0.01, 0.02, 0.03, 0.02, 0.02], rtol=1e-6, atol=1e-9
+    )
+    assert "factor of the learning rate 1 -> 0.5" in (tmp_path / "run" / "experiment.log").read_text()
 
 
 def scripted_step(model, batch):
