@@ -6,7 +6,7 @@ equals the loss of the whole batch if it is a mean over rows and the weight is t
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from learner.strategies.base import Strategy
 from learner.util.jaxprs import FORWARDING, LOOPS, called_program, computed_from, inner_jaxprs, propagate
 
 PyTree = Any
+T = TypeVar("T")
 SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
 LINEAR = ("add", "sub", "mul", "neg", "select_n", "reduce_sum", "max", "min", "clamp", *SHAPING)
 """Primitives whose result for a ratio is still a ratio, or a sum of ratios."""
@@ -220,30 +221,42 @@ def is_nonlinear_in_means(one: Any, other: Any, params: int) -> bool:
     if not _correspond(one, other):
         return False
     given = [(index < params, CONSTANT) for index in range(len(one.invars))]
-    return _kinds(one, other, given)[0][1] == NONLINEAR
+    return _propagate(one, other, given, (False, CONSTANT), _kinds)[0][1] == NONLINEAR
 
 
-def _kinds(one: Any, other: Any, given: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
-    """Return, for each output, True if it depends on parameters, and its kind, given the same for the inputs."""
+def _propagate(
+    one: Any, other: Any, given: list[T], unknown: T, rule: Callable[[Any, Any, list[T]], list[T]]
+) -> list[T]:
+    """Return a fact about each output of the first of two corresponding programs.
+
+    Args:
+      one: the program.
+      other: the same program for twice the rows.
+      given: the facts of the inputs.
+      unknown: the fact of literals and constants.
+      rule: returns the facts of the outputs of an operation of both programs, given those of its inputs.
+    """
     known = dict(zip(one.invars, given, strict=True))
 
-    def of(x: Any) -> tuple[bool, int]:
-        return (False, CONSTANT) if hasattr(x, "val") else known.get(x, (False, CONSTANT))  # literals; constants
+    def of(x: Any) -> T:
+        return unknown if hasattr(x, "val") else known.get(x, unknown)
 
     for a, b in zip(one.eqns, other.eqns, strict=False):
-        inputs = [of(x) for x in a.invars]
-        programs = called_program(a), called_program(b)
-        if None not in programs:
-            found = _kinds(*programs, inputs)
-        else:
-            rows = [_shape(x) != _shape(y) for x, y in zip(a.invars, b.invars, strict=True)]
-            found = [(any(trained for trained, _ in inputs), _kind(a.primitive.name, inputs, rows))] * len(a.outvars)
-        for x, y, (trained, kind) in zip(a.outvars, b.outvars, found, strict=True):
-            known[x] = (
-                trained,
-                kind if _shape(x) == _shape(y) and jnp.issubdtype(x.aval.dtype, jnp.inexact) else CONSTANT,
-            )
+        inputs, programs = [of(x) for x in a.invars], (called_program(a), called_program(b))
+        found = rule(a, b, inputs) if None in programs else _propagate(*programs, inputs, unknown, rule)
+        known.update(zip(a.outvars, found, strict=True))
     return [of(x) for x in one.outvars]
+
+
+def _kinds(a: Any, b: Any, inputs: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
+    """Return, for each output of an operation, True if it depends on parameters, and its kind, given the same for the
+    inputs.
+    """
+    rows = [_shape(x) != _shape(y) for x, y in zip(a.invars, b.invars, strict=True)]
+    trained, kind = any(trained for trained, _ in inputs), _kind(a.primitive.name, inputs, rows)
+    outputs = zip(a.outvars, b.outvars, strict=True)
+    has_kind = [_shape(x) == _shape(y) and jnp.issubdtype(x.aval.dtype, jnp.inexact) for x, y in outputs]
+    return [(trained, kind if each else CONSTANT) for each in has_kind]
 
 
 def _kind(name: str, inputs: list[tuple[bool, int]], rows: list[bool]) -> int:
@@ -275,28 +288,15 @@ def is_sum(one: Any, other: Any) -> bool:
     if not _correspond(one, other) or _has_row_constants(one, other):
         return False
     given = [ROWS if _shape(x) != _shape(y) else FREE for x, y in zip(one.invars, other.invars, strict=True)]
-    return _forms(one, other, given)[0] == SUM
+    return _propagate(one, other, given, FREE, _forms)[0] == SUM
 
 
-def _forms(one: Any, other: Any, given: list[int]) -> list[int]:
-    """Return the form of each output: `FREE` of the rows, `ROWS` with an axis of rows, linear in a `SUM` over rows, or
-    `OTHER`, such as a norm of the rows and what it scales.
+def _forms(a: Any, b: Any, inputs: list[int]) -> list[int]:
+    """Return the form of each output of an operation: `FREE` of the rows, `ROWS` with an axis of rows, linear in a
+    `SUM` over rows, or `OTHER`, such as a norm of the rows and what it scales.
     """
-    known = dict(zip(one.invars, given, strict=True))
-
-    def of(x: Any) -> int:
-        return FREE if hasattr(x, "val") else known.get(x, FREE)  # literals; constants
-
-    for a, b in zip(one.eqns, other.eqns, strict=False):
-        inputs = [of(x) for x in a.invars]
-        programs = called_program(a), called_program(b)
-        if None not in programs:
-            found = _forms(*programs, inputs)
-        else:
-            has_rows = [_shape(x) != _shape(y) for x, y in zip(a.outvars, b.outvars, strict=True)]
-            found = [_form(a.primitive.name, inputs, with_rows) for with_rows in has_rows]
-        known.update(zip(a.outvars, found, strict=True))
-    return [of(x) for x in one.outvars]
+    has_rows = [_shape(x) != _shape(y) for x, y in zip(a.outvars, b.outvars, strict=True)]
+    return [_form(a.primitive.name, inputs, with_rows) for with_rows in has_rows]
 
 
 def _form(name: str, inputs: list[int], has_rows: bool) -> int:
