@@ -16,8 +16,11 @@ from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.util.jaxprs import FORWARDING, LOOPS, called_program, computed_from, inner_jaxprs, propagate
+from learner.util.text import join_names
+from learner.util.trees import named_leaves
 
 PyTree = Any
+SHOWN = 5  # arrays in the text of a warning
 T = TypeVar("T")
 SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
 LINEAR = ("add", "sub", "mul", "neg", "select_n", "reduce_sum", "max", "min", "clamp", *SHAPING)
@@ -30,8 +33,21 @@ NO_RATIO, RECIPROCAL, RATIO = range(3)
 """The kinds of a number that is divided by one of the batch: without one, of a constant, and of one of the batch."""
 FREE, ROWS, SUM, OTHER = range(4)
 """The forms of a value in a loss; see `_forms`."""
-CONSTANT, MEAN, NONLINEAR = range(3)
-"""The kinds of a number without an axis of rows: no function of a mean over the rows, a linear one, or another."""
+CONSTANT, MEAN, NONLINEAR, MIXED = range(4)
+"""The kinds of a value: without an axis of rows no function of a mean over the rows, a linear one, or another; `MIXED`
+values depend on the order of the rows by size, or on those before each of them.
+"""
+REDUCTIONS = ("reduce_sum", "dot_general", "scatter-add")
+SELECTIONS = ("reduce_max", "reduce_min", "reduce_prod")
+CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+
+RELATIONS = {
+    NONLINEAR: "multiplies, divides, transforms or compares sums or values of the batch's rows in its loss, as a "
+    "correlation of features, a balance of experts, one Dice score of all rows or the greatest loss does",
+    MIXED: "sorts or accumulates the batch's rows in its loss, as a Cox loss, a quantile or the mean of the k greatest "
+    "losses does",
+}
+"""Relations between rows in a loss, by its kind."""
 
 DIVISOR = "its loss by a number that depends on the batch, as a mean over the rows or tokens that a mask keeps does"
 REMEDY = "Return that number as the output's weight too; weighted_mean(losses, mask) computes both"
@@ -47,21 +63,18 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
     count = step.accumulate * step.split
     parts += [f"each of {count} micro-batches sees its own rows alone"] if step.accumulates else []
     texts = []
-    is_nonlinear = False
     if traced[0] is not None and traced[1] is not None:
         programs = traced[0].program, traced[1].program
+        if strategy.axis is not None and (names := _summed_states(*programs, state.model_state)):
+            texts.append(_of_states(names))
         shape = rows_on_two_axes(*programs)
-        is_nonlinear = shape is None and is_nonlinear_in_means(*programs, len(jax.tree.leaves(state.params)))
         relation = f"has the batch's rows on two axes ({shape}), as a loss over pairs of rows has"
-        if is_nonlinear:
-            relation = (
-                "multiplies, divides or transforms sums over the batch's rows in its loss, as a correlation of "
-                "features, a balance of experts or one Dice score of all rows does"
-            )
-        if shape is not None or is_nonlinear:
+        kind = CONSTANT if shape is not None else kind_of_loss(*programs, len(jax.tree.leaves(state.params)))
+        if shape is not None or kind in RELATIONS:
+            relation = RELATIONS.get(kind, relation)
             texts.append(_of_relation(step, strategy, relation, " and ".join(parts)))
-    if is_nonlinear:
-        return texts  # a weight would not fix it
+        if kind in RELATIONS:
+            return texts  # a weight would not fix it
     mistake = _mistake_of_weight(*traced)
     if mistake is not None and mistake.divides:
         texts.append(
@@ -88,7 +101,7 @@ def warnings_of_batches(
         return []
     one, other = (_traced_valid(step, state, batch, times) for times in (1, 2))
     params = len(jax.tree.leaves(state.params))
-    if one is not None and other is not None and is_nonlinear_in_means(one.program, other.program, params):
+    if one is not None and other is not None and kind_of_loss(one.program, other.program, params) in RELATIONS:
         return []  # such as a correlation: no weight makes its mean that of all rows
     mistake = _mistake_of_weight(one, other)
     if mistake is None:
@@ -134,6 +147,14 @@ def _mistake_of_weight(one: "_Traced | None", other: "_Traced | None") -> _Mista
     return _Mistake(False, *texts) if other is not None and is_sum(one.program, other.program) else None
 
 
+def _of_states(names: list[str]) -> str:
+    return (
+        f"train_step adds a sum over the batch's rows to the model's state ({join_names(names, SHOWN)}), and each "
+        "device of Replicated sees its own rows alone: the devices average such sums, which are then too small. "
+        "strategy(Sharded()) computes with the rows of all devices. A mean over rows does not change"
+    )
+
+
 def _of_relation(step: StepFunctions, strategy: Strategy, relation: str, parts: str) -> str:
     advice = ["strategy(Sharded()) computes with the rows of all devices"] if strategy.axis is not None else []
     advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulates else []
@@ -148,7 +169,8 @@ class _Traced:
     """A step that was traced with a multiple of the rows of a batch.
 
     Attributes:
-      program: the program, whose first output is the loss.
+      program: the program, whose outputs are the loss, the weight, the arrays of the model's state after a train step,
+        and what the step returned.
       has_weight: True if the step's output has a weight.
       has_fixed_weight: True if the output has no weight, or one that does not depend on the batch.
       inputs: the number of inputs that belong to the batch, followed by one other input.
@@ -163,26 +185,29 @@ class _Traced:
 def _traced(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> _Traced | None:
     """Return the traced train step, or None if it cannot be traced."""
     return _trace(
-        lambda given, rows: step.run_train(given.params, given.model_state, rows, given.rng)[0], state, batch, times
+        lambda given, rows: step.run_train(given.params, given.model_state, rows, given.rng), state, batch, times
     )
 
 
 def _traced_valid(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> _Traced | None:
     """Return the traced valid step, or None if it cannot be traced."""
-    return _trace(lambda given, rows: step.run_valid(given, rows, jnp.int32(0)), state, batch, times)
+    return _trace(lambda given, rows: (step.run_valid(given, rows, jnp.int32(0)), ()), state, batch, times)
 
 
-def _trace(run: Callable[[TrainState, PyTree], Any], state: TrainState, batch: PyTree, times: int) -> _Traced | None:
+def _trace(
+    run: Callable[[TrainState, PyTree], tuple[Any, PyTree]], state: TrainState, batch: PyTree, times: int
+) -> _Traced | None:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((times * x.shape[0], *x.shape[1:]), x.dtype), batch)
     has_weight: list[bool] = []
 
     def loss_and_all(params: PyTree, model_state: PyTree, rows: PyTree, rng: Any) -> Any:
         given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
-        returned = as_output(run(given, rows))
+        returned, new_state = run(given, rows)
+        returned = as_output(returned)
         output = returned.output if isinstance(returned, TrainOutput) else returned
         weight = getattr(output, "weight", None)
         has_weight.append(weight is not None)
-        return output.loss, 0.0 if weight is None else weight, returned
+        return output.loss, 0.0 if weight is None else weight, new_state, returned
 
     try:
         jaxpr = jax.make_jaxpr(loss_and_all)(state.params, state.model_state, shapes, state.rng).jaxpr
@@ -212,16 +237,21 @@ def rows_on_two_axes(one: Any, other: Any) -> str | None:
     return None
 
 
-def is_nonlinear_in_means(one: Any, other: Any, params: int) -> bool:
-    """Return True if the first output of a traced program is a nonlinear function of sums over rows of values that
-    depend on the parameters, its `params` first inputs. Return False if it cannot be known, as in loops.
+def kind_of_loss(one: Any, other: Any, params: int) -> int:
+    """Return the kind of the first output of a traced program as a function of the rows' values that depend on the
+    parameters, its `params` first inputs. Return `CONSTANT` if it cannot be known, as in loops.
 
     A sum that is combined with rows again counts as rows: a norm over the batch is a part of the model.
+
+    Args:
+      one: the program.
+      other: the same program for twice the rows.
+      params: see above.
     """
     if not _correspond(one, other):
-        return False
+        return CONSTANT
     given = [(index < params, CONSTANT) for index in range(len(one.invars))]
-    return _propagate(one, other, given, (False, CONSTANT), _kinds)[0][1] == NONLINEAR
+    return _propagate(one, other, given, (False, CONSTANT), _kinds)[0][1]
 
 
 def _propagate(
@@ -252,20 +282,29 @@ def _kinds(a: Any, b: Any, inputs: list[tuple[bool, int]]) -> list[tuple[bool, i
     """Return, for each output of an operation, True if it depends on parameters, and its kind, given the same for the
     inputs.
     """
-    rows = [_shape(x) != _shape(y) for x, y in zip(a.invars, b.invars, strict=True)]
-    trained, kind = any(trained for trained, _ in inputs), _kind(a.primitive.name, inputs, rows)
-    outputs = zip(a.outvars, b.outvars, strict=True)
-    has_kind = [_shape(x) == _shape(y) and jnp.issubdtype(x.aval.dtype, jnp.inexact) for x, y in outputs]
-    return [(trained, kind if each else CONSTANT) for each in has_kind]
+    axes = [_row_axes(x, y) for x, y in zip(a.invars, b.invars, strict=True)]
+    trained, kind = any(trained for trained, _ in inputs), _kind(a, inputs, axes)
+    kinds = [kind] * len(a.outvars)
+    if a.primitive.name == "sort":  # each output is an input in another order
+        sorts = [x and a.params["dimension"] in rows for (x, _), rows in zip(inputs, axes, strict=True)]
+        kinds = [MIXED if x and _is_inexact(y) else kind for x, y in zip(sorts, a.outvars, strict=True)]
+    outputs = zip(a.outvars, b.outvars, kinds, strict=True)
+    return [(trained, k if k == MIXED or (_is_inexact(x) and not _row_axes(x, y)) else CONSTANT) for x, y, k in outputs]
 
 
-def _kind(name: str, inputs: list[tuple[bool, int]], rows: list[bool]) -> int:
-    """Return the kind of an operation's output without an axis of rows; `rows`: True for inputs with such an axis."""
-    kinds = [kind for _, kind in inputs]
-    if name in ("reduce_sum", "dot_general") and any(
-        x and trained for x, (trained, _) in zip(rows, inputs, strict=True)
-    ):
+def _kind(operation: Any, inputs: list[tuple[bool, int]], axes: list[list[int]]) -> int:
+    """Return the kind of an operation's outputs. `axes`: the axes of rows of each input."""
+    name, kinds = operation.primitive.name, [kind for _, kind in inputs]
+    if MIXED in kinds:
+        return MIXED
+    of_rows = [bool(rows) and trained for rows, (trained, _) in zip(axes, inputs, strict=True)]
+    if any(of_rows) and name in REDUCTIONS:
         return MEAN
+    if any(of_rows) and name in SELECTIONS:
+        return NONLINEAR
+    if any(of_rows) and name in (*CUMULATIVE, "top_k") and _is_inexact(operation.outvars[0]):
+        along = operation.params.get("axis", len(_shape(operation.invars[0])) - 1)
+        return MIXED if along in axes[0] else CONSTANT
     if max(kinds, default=CONSTANT) == CONSTANT:
         return CONSTANT
     if name in ("mul", "dot_general"):
@@ -277,24 +316,47 @@ def _kind(name: str, inputs: list[tuple[bool, int]], rows: list[bool]) -> int:
     return max(kinds) if is_linear else NONLINEAR
 
 
+def _row_axes(x: Any, y: Any) -> list[int]:
+    """Return the axes of an array that differ from those of the array for twice the rows."""
+    return [axis for axis, (m, n) in enumerate(zip(_shape(x), _shape(y), strict=False)) if m != n]
+
+
+def _is_inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.aval.dtype, jnp.inexact))
+
+
 def _shape(x: Any) -> tuple[int, ...]:
     return getattr(x.aval, "shape", ())
 
 
 def is_sum(one: Any, other: Any) -> bool:
     """Return True if the first output of a traced program is linear in a sum over the rows, and never divided by their
-    number: no constant differs from the program for twice the rows. Return False if it cannot be known.
+    number. Return False if it cannot be known. `other`: the same program for twice the rows.
     """
-    if not _correspond(one, other) or _has_row_constants(one, other):
-        return False
+    return SUM in _forms_of_outputs(one, other)[:1]
+
+
+def _summed_states(one: Any, other: Any, model_state: PyTree) -> list[str]:
+    """Return the names of the arrays of the model's state to which a train step adds a sum over the rows."""
+    names = list(named_leaves(model_state))
+    forms = zip(names, one.outvars[2:], _forms_of_outputs(one, other)[2:], strict=False)
+    return [name for name, x, form in forms if form == SUM and _is_inexact(x)]
+
+
+def _forms_of_outputs(one: Any, other: Any) -> list[int]:
+    if not _correspond(one, other) or [x.aval for x in one.constvars] != [x.aval for x in other.constvars]:
+        return []
     given = [ROWS if _shape(x) != _shape(y) else FREE for x, y in zip(one.invars, other.invars, strict=True)]
-    return _propagate(one, other, given, FREE, _forms)[0] == SUM
+    return _propagate(one, other, given, FREE, _forms)
 
 
 def _forms(a: Any, b: Any, inputs: list[int]) -> list[int]:
     """Return the form of each output of an operation: `FREE` of the rows, `ROWS` with an axis of rows, linear in a
-    `SUM` over rows, or `OTHER`, such as a norm of the rows and what it scales.
+    `SUM` over rows, or `OTHER`, such as the number of rows, or a norm of the rows and what it scales.
     """
+    literals = [[str(x.val) for x in each.invars if hasattr(x, "val")] for each in (a, b)]
+    if literals[0] != literals[1]:
+        return [OTHER] * len(a.outvars)
     has_rows = [_shape(x) != _shape(y) for x, y in zip(a.outvars, b.outvars, strict=True)]
     return [_form(a.primitive.name, inputs, with_rows) for with_rows in has_rows]
 
@@ -302,13 +364,13 @@ def _forms(a: Any, b: Any, inputs: list[int]) -> list[int]:
 def _form(name: str, inputs: list[int], has_rows: bool) -> int:
     """Return the form of an operation's output. `has_rows`: True if it has an axis of rows."""
     if max(inputs, default=FREE) == FREE:
-        return FREE
+        return ROWS if has_rows else FREE
     if OTHER in inputs or name in LOOPS:
         return OTHER
     if has_rows:
         return OTHER if SUM in inputs else ROWS
     if SUM not in inputs:
-        return SUM if name in ("reduce_sum", "dot_general") else OTHER
+        return SUM if name in REDUCTIONS else OTHER
     if name in ("mul", "dot_general"):
         is_linear = inputs.count(SUM) == 1
     elif name == "div":
@@ -324,20 +386,6 @@ def _correspond(one: Any, other: Any) -> bool:
     if outlines[0] != outlines[1]:
         return False
     return all(_correspond(*pair) for _, _, inner in _paired(one, other) for pair in inner)
-
-
-def _has_row_constants(one: Any, other: Any) -> bool:
-    """Return True if a constant of two corresponding programs depends on the number of rows."""
-    if [x.aval for x in one.constvars] != [x.aval for x in other.constvars]:
-        return True
-    for a, b, inner in _paired(one, other):
-        literals = [[str(x.val) for x in e.invars if hasattr(x, "val")] for e in (a, b)]
-        if literals[0] != literals[1] or any(_has_row_constants(*pair) for pair in inner):
-            return True
-        shapes = [[getattr(x.aval, "shape", ()) for x in vars_] for e in (a, b) for vars_ in (e.invars, e.outvars)]
-        if shapes[0] == shapes[2] and shapes[1] != shapes[3]:  # such as ones for each row, made from no row
-            return True
-    return False
 
 
 def _paired(one: Any, other: Any) -> Iterator[tuple[Any, Any, list[tuple[Any, Any]]]]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from learner import LearnerBuilder, LearnerWarning, RegressionOutput
 from learner.steps.outputs import Output, as_output, weighted_mean
@@ -174,11 +175,6 @@ def summed_by_ones(model, batch):
     return {"loss": losses.sum() / jnp.ones(losses.shape[0]).sum()}
 
 
-def greatest(model, batch):
-    losses, mask = of_tokens(model, batch)
-    return Output(losses.max(), hits=mask.sum())
-
-
 def summed_with_weight(model, batch):
     losses, _ = of_tokens(model, batch)
     return {"loss": losses.sum(), "weight": jnp.float32(len(losses))}
@@ -219,7 +215,6 @@ def looped(model, batch):
         (summed, True),
         (summed_by_shape, False),
         (summed_by_ones, False),
-        (greatest, False),
         (summed_with_weight, True),
         (summed_with_count, True),
         (normed_weights, False),
@@ -309,9 +304,64 @@ def of_linear_terms(model, batch):
     return Output(0.5 * loss + jnp.square(model["w"]).sum() + jnp.vdot(losses, losses), weight=weight)
 
 
+def greatest(model, batch):
+    losses, mask = of_tokens(model, batch)
+    return {"loss": losses.max(), "hits": mask.sum()}
+
+
+def hardest(model, batch):
+    return {"loss": jax.lax.top_k(of_tokens(model, batch)[0].mean(1), 3)[0].mean()}
+
+
+def median(model, batch):
+    return {"loss": jnp.median(of_tokens(model, batch)[0].mean(1))}
+
+
+def sorted_rows(model, batch):
+    return {"loss": jnp.abs(jnp.sort(batch["a"] @ model["w"], axis=0) - jnp.sort(batch["b"], axis=0)).mean()}
+
+
+def trimmed(model, batch):
+    """Leave out the rows above a threshold, which is the only part that compares rows."""
+    losses = of_tokens(model, batch)[0].mean(1)
+    return {"loss": jnp.where(losses > jax.lax.stop_gradient(jnp.sort(losses)[3]), 0.0, losses).mean()}
+
+
+def cox(model, batch):
+    """The partial likelihood of Cox: each row against those with a later time."""
+    risk = (batch["a"] @ model["w"]).sum(1)[jnp.argsort(-batch["b"][:, 0])]
+    return {"loss": -(risk - jax.lax.cumlogsumexp(risk)).mean()}
+
+
+def cox_by_sums(model, batch):
+    risk = (batch["a"] @ model["w"]).sum(1)[jnp.argsort(-batch["b"][:, 0])]
+    return {"loss": -(risk - jnp.log(jnp.cumsum(jnp.exp(risk)))).mean()}
+
+
+def histogram(model, batch):
+    """A distance between the weights of eight bins and equal weights."""
+    losses = of_tokens(model, batch)[0].mean(1)
+    bins = jnp.zeros(8).at[(batch["a"][:, 0] > 0).astype(jnp.int32)].add(losses)
+    return {"loss": jnp.square(bins / len(losses)).sum()}
+
+
+def ranked_in_rows(model, batch):
+    """Sort, rank and accumulate the values of each row, subtract the greatest value of all, and shuffle the rows."""
+    hidden = batch["a"] @ model["w"]
+    of_row = jnp.sort(hidden, axis=1) + jnp.cumsum(hidden, axis=1) + jax.lax.top_k(hidden, WIDTH)[0]
+    shifted = jax.nn.softmax(of_row - jax.lax.stop_gradient(of_row.max()))
+    order = jax.random.permutation(jax.random.key(0), len(hidden))
+    return output(shifted.max(1) + jnp.square(hidden - hidden[order]).mean(1))
+
+
+MIXING = [greatest, hardest, median, sorted_rows, trimmed, cox, cox_by_sums, histogram]
+
+
 @pytest.mark.parametrize(
     ("train", "expected"),
     [
+        *((train, True) for train in MIXING),
+        (ranked_in_rows, False),
         (correlated, True),
         (balanced, True),
         (dice, True),
@@ -331,7 +381,7 @@ def test_a_loss_that_is_nonlinear_in_sums_over_rows_is_warned_about(train, expec
     assert warnings_of_parts(*step_of(train), BATCH, SingleDevice()) == []
 
 
-@pytest.mark.parametrize("train", [correlated, balanced, dice, root])
+@pytest.mark.parametrize("train", [correlated, balanced, dice, root, *MIXING])
 def test_the_mean_of_nonlinear_losses_of_parts_differs(train):
     """The parts are two halves with weights of four rows each."""
     halves = [train(model(), {k: x[rows] for k, x in BATCH.items()}) for rows in (slice(4), slice(4, 8))]
@@ -385,7 +435,7 @@ def test_a_constant_loss_is_no_sum(loss):
 
 
 @pytest.mark.parametrize(
-    "valid", [normed_weights, softmax_weights, smooth_greatest, noise_ratio, dice, correlated, balanced, root]
+    "valid", [normed_weights, softmax_weights, smooth_greatest, noise_ratio, dice, correlated, balanced, root, *MIXING]
 )
 def test_a_validation_loss_that_no_weight_makes_exact_is_not_warned_about(tmp_path, valid):
     builder = LearnerBuilder(tmp_path / "run")
@@ -407,3 +457,38 @@ def test_programs_of_one_and_of_two_rows_may_differ(tmp_path):
     definition, state = learner.definition.step, jax.eval_shape(learner.init)
     assert warnings_of_batches(definition, state, one, "valid", 2) == []
     assert warnings_of_parts(dataclasses.replace(definition, accumulate=2), state, one, SingleDevice()) == []
+
+
+class Codebook(nnx.Module):
+    """Averages of the rows next to each of two codes, and the number of steps."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.eye(WIDTH))
+        self.counts, self.sums = nnx.Variable(jnp.zeros(2)), nnx.Variable(jnp.zeros((2, WIDTH)))
+        self.mean, self.steps = nnx.Variable(jnp.zeros(WIDTH)), nnx.Variable(jnp.zeros(()))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+
+def quantized(model, batch, scale=1.0):
+    hidden = model.dropout(batch["a"] @ model.w)
+    code = (batch["b"][:, 0] > 0).astype(jnp.int32)
+    model.counts[...] = 0.9 * model.counts + 0.1 * jnp.zeros(2).at[code].add(1.0) * scale
+    model.sums[...] = 0.9 * model.sums + 0.1 * (jax.nn.one_hot(code, 2).T @ hidden) * scale
+    model.mean[...] = 0.9 * model.mean + 0.1 * hidden.mean(0)
+    model.steps[...] = model.steps + 1.0
+    return output(jnp.square(hidden).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("train", "strategy", "expected"),
+    [
+        (quantized, lambda: Replicated(2), ["counts, sums"]),
+        (quantized, lambda: Sharded(devices=2), []),
+        (lambda model, batch: quantized(model, batch, 1 / len(batch["a"])), lambda: Replicated(2), []),
+    ],
+    ids=["sums", "sharded", "means"],
+)
+def test_sums_over_rows_in_the_state_of_the_model_are_warned_about(train, strategy, expected):
+    learner = LearnerBuilder("unused").build(Codebook(), optax.sgd, 0.1, train_step=train)
+    texts = warnings_of_parts(learner.definition.step, jax.eval_shape(learner.init), BATCH, strategy())
+    assert [names in text for names, text in zip(expected, texts, strict=True)] == [True] * len(expected)
