@@ -36,7 +36,7 @@ class NothingToTrainError(LearnerError):
 
 OF_VARIABLES = (
     "Every variable must exist before training: make it in the model's __init__ (or run the model once before building "
-    "the learner)"
+    "the learner). Values that a module sows are no state: output, sown = nnx.capture(model, nnx.Intermediate)(x)"
 )
 OF_COLLECTIONS = (
     "Every variable must be among those of Linen(module, variables) before training. A collection that the module "

@@ -595,6 +595,32 @@ def test_a_step_that_changes_the_variables_is_an_error_that_names_them(change, d
     assert difference in str(error.value)
 
 
+class SowingSize(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones((3, 2)))
+
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "size", jnp.abs(x).mean())
+        return x @ self.w
+
+
+def test_a_step_captures_what_an_nnx_module_sows():
+    def captures(model, batch):
+        predictions, sown = nnx.capture(model, nnx.Intermediate)(batch["x"])
+        output = RegressionOutput.from_predictions(predictions, batch["y"])
+        return dataclasses.replace(output, loss=output.loss + sown["size"][0])
+
+    def keeps(model, batch):
+        return RegressionOutput.from_predictions(model(batch["x"]), batch["y"])
+
+    one_step(step_of(dataclasses.replace(CASES[0], step=captures), SowingSize()))
+    with (
+        pytest.warns(DeprecationWarning, match="nnx.capture"),
+        raises_code("model-structure-changed", "new: size", "nnx.capture"),
+    ):
+        one_step(step_of(dataclasses.replace(CASES[0], step=keeps), SowingSize()))
+
+
 class LinenAdding(nn.Module):
     @nn.compact
     def __call__(self, x, more):

@@ -541,6 +541,27 @@ def test_unusable_optimizers_are_refused(optimizer, expected, tmp_path):
     assert expected in message
 
 
+def test_labels_of_an_nnx_model_are_a_function_of_its_parameters(tmp_path):
+    """The kernel has a rate of 0.5; the bias is not trained."""
+    kinds = {"trained": optax.sgd(0.5), "fixed": optax.set_to_zero()}
+
+    def labels(params):
+        kind = lambda path, _: "fixed" if "bias" in jax.tree_util.keystr(path) else "trained"  # noqa: E731
+        return jax.tree_util.tree_map_with_path(kind, params)
+
+    def learner(labels):
+        model = nnx.Linear(2, 1, rngs=nnx.Rngs(0), kernel_init=nnx.initializers.zeros)
+        builder = LearnerBuilder(tmp_path / "run").renderer(None).with_file_checkpointer(None)
+        step = lambda model, batch: RegressionOutput.from_predictions(model(batch["x"]), batch["y"])  # noqa: E731
+        return builder.build(model, lambda lr: optax.partition(kinds, labels), 0.1, train_step=step)
+
+    with raises_code("optimizer-fails", "nnx.State"):
+        learner({"kernel": "trained", "bias": "fixed"})
+    model = learner(labels).fit([{"x": np.ones((1, 2), np.float32), "y": np.ones((1, 1), np.float32)}]).model
+    np.testing.assert_allclose(model.kernel[...], [[1.0], [1.0]])  # the gradient is -2
+    np.testing.assert_array_equal(model.bias[...], [0.0])
+
+
 PASSES_ON = {
     "masked": optax.masked,
     "clipped_by_norm": lambda inner, mask: optax.chain(optax.clip_by_global_norm(1.0), optax.masked(inner, mask)),
