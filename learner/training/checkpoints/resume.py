@@ -311,13 +311,24 @@ def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: O
     if numbers := restored.progress.get("changed"):
         warned.append(f"exploit has changed numbers while the member trained: it needs {_assigned(numbers)} now")
     made_on = restored.progress["made_on"]
-    others = [f"{name}: {made_on.get(name)} -> {now[name]}" for name in now if made_on.get(name) != now[name]]
+    machine = [f"{name}: {made_on.get(name)} -> {now[name]}" for name in now if made_on.get(name) != now[name]]
     logged = []
     if keywords := restored.progress.get("keywords"):
         logged.append(f"the optimizer of the member had {_assigned(keywords)} in its population, and needs it")
-    if others := changed.logged + others:
-        logged.append(f"{', '.join(others)}: numbers may differ in their last bits")
+    # Once each: the machine's facts include the versions of JAX, and the fingerprint those of all packages that trace.
+    if others := list(dict.fromkeys(changed.logged + machine + changed.versions)):
+        logged.append(f"{', '.join(others)}: numbers may differ in their last bits{_uncompared(changed.uncompared)}")
     return warned, logged
+
+
+def _uncompared(steps: Sequence[str]) -> str:
+    """Return a clause that names the steps that could not be compared; empty if all were."""
+    if not steps:
+        return ""
+    return (
+        f"; {', '.join(steps)}: traced by other versions and not compared, so a change of the loss or of the model's "
+        "code would not be noticed"
+    )
 
 
 def _assigned(numbers: Mapping[str, float]) -> str:

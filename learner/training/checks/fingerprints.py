@@ -178,12 +178,16 @@ class Changes:
       doubts: changes of the train data that may do so: it cannot repeat itself, or its values differ.
       others: all other changes that affect the run from here on.
       logged: changes that affect at most the last bits.
+      versions: versions of packages that differ.
+      uncompared: names of steps that differ, but may do so only because other versions traced them.
     """
 
     train_data: list[str]
     doubts: list[str]
     others: list[str]
     logged: list[str]
+    versions: list[str]
+    uncompared: list[str]
 
 
 def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
@@ -258,6 +262,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
         doubts=list(map(_shown, doubts)),
         others=list(map(_shown, others)),
         logged=list(map(_shown, logged)),
+        versions=list(map(_shown, programs.changes_of_versions())),
+        uncompared=programs.uncompared_steps(),
     )
 
 
@@ -295,34 +301,66 @@ class _Settings:
 
 @dataclasses.dataclass(frozen=True)
 class _Programs:
-    """The traced programs of a checkpoint and of the run that resumes from it. Different versions of JAX trace
-    differently, so programs are compared only within one version.
+    """The traced programs of a checkpoint and of the run that resumes from it. Different versions of packages trace
+    differently, so programs that differ are comparable only within one version.
     """
 
     before: Mapping[str, Any]
     now: Mapping[str, Any]
 
+    @property
+    def hashes(self) -> Mapping[str, Any]:
+        """The hashes of the checkpoint by name; empty if it has none."""
+        hashes = self.before.get("hashes")  # of a checkpoint, which is untrusted
+        return hashes if isinstance(hashes, dict) else {}
+
+    @property
+    def versions(self) -> Mapping[str, Any]:
+        """The versions that traced the programs of the checkpoint; empty if it has none."""
+        versions = self.before.get("versions")
+        return versions if isinstance(versions, dict) else {}
+
     def is_same(self, name: str) -> bool | None:
         """Return True if the programs of that name are the same, False if not, and None if they are incomparable."""
-        had, have = self.before.get("hashes"), self.now["hashes"].get(name)
-        if self.before.get("versions") != self.now["versions"] or not isinstance(had, dict):
+        had, have = self.hashes.get(name), self.now["hashes"].get(name)
+        if not had or not have:
             return None
-        return had[name] == have if had.get(name) and have else None
+        if had != have and self.versions != self.now["versions"]:
+            return None
+        return bool(had == have)
 
     def changes_of_steps(self) -> list[str]:
         """Return the steps that compute something else from batches of equal shapes."""
         shapes, texts = self.before.get("batches"), []
         for split, shape in self.now["batches"].items():
             if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
-                texts.append(f"{'train' if split == 'train' else 'valid'} step: {OTHER_PROGRAM}")
-        had = self.before.get("hashes")
-        same_versions = self.before.get("versions") == self.now["versions"]
-        if same_versions and isinstance(had, dict) and had.get(AFTER_STEP) != self.now["hashes"].get(AFTER_STEP):
-            change = (
-                OTHER_PROGRAM if AFTER_STEP in had and AFTER_STEP in self.now["hashes"] else "it was added or removed"
-            )
-            texts.append(f"{AFTER_STEP}: {change}")
+                texts.append(f"{_step_name(split)}: {OTHER_PROGRAM}")
+        # Another version of `learner` may not have recorded it.
+        is_recorded = bool(self.hashes) and self.versions.get("learner") == self.now["versions"]["learner"]
+        if is_recorded and (AFTER_STEP in self.hashes) != (AFTER_STEP in self.now["hashes"]):
+            texts.append(f"{AFTER_STEP}: it was added or removed")
+        elif self.is_same(AFTER_STEP) is False:
+            texts.append(f"{AFTER_STEP}: {OTHER_PROGRAM}")
         return list(dict.fromkeys(texts))
+
+    def changes_of_versions(self) -> list[str]:
+        """Return the versions that differ. A package that the checkpoint does not name is not compared."""
+        now = self.now["versions"]
+        return [
+            f"{name}: {self.versions[name]} -> {now[name]}"
+            for name in now
+            if self.versions.get(name, now[name]) != now[name]
+        ]
+
+    def uncompared_steps(self) -> list[str]:
+        """Return the names of the steps whose hashes differ and were made by other versions."""
+        names = [name for name in (*self.now["batches"], AFTER_STEP) if name in self.now["hashes"]]
+        uncompared = [name for name in names if self.hashes.get(name) and self.is_same(name) is None]
+        return list(dict.fromkeys(map(_step_name, uncompared)))
+
+
+def _step_name(name: str) -> str:
+    return name if name == AFTER_STEP else f"{'train' if name == 'train' else 'valid'} step"
 
 
 def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[str], list[str]]:

@@ -336,6 +336,58 @@ def test_changes_without_effect_are_not_reported(request, where, what):
     assert warned(directory) == []
 
 
+# -- other versions ----------------------------------------------------------------------------------------------------
+
+UNCOMPARED = "traced by other versions and not compared"
+
+
+def traced_by_another(package, directory):
+    """Change the version of a package in the fingerprint of the only checkpoint."""
+    progress = progress_of(directory, STEPS)
+    progress["fingerprint"]["programs"]["versions"][package] = "0"
+    tamper(directory, STEPS, progress)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("package", some(["learner", "flax", "optax"], ("flax",)))
+def test_steps_that_other_versions_traced_are_named(one, package):
+    """They may differ only because of the versions, so a changed step cannot be reported as such."""
+    traced_by_another(package, one)
+    build(saving(one).resume(), step=scaled_step, valid_step=scaled_step).fit(loader(), valid_data())
+    (text,) = warned(one)
+    assert f"{package}: 0 -> " in text
+    assert f"last bits; train step, valid step: {UNCOMPARED}" in text
+    assert "computes something else" not in text
+
+
+@pytest.mark.full
+def test_equal_steps_of_other_versions_are_the_same(one):
+    traced_by_another("optax", one)
+    build(saving(one).resume()).fit(loader(), valid_data())
+    (text,) = warned(one)
+    assert "optax: 0 -> " in text
+    assert UNCOMPARED not in text
+
+
+@pytest.mark.full
+def test_an_optimizer_that_other_versions_traced_is_compared_by_its_settings(one):
+    traced_by_another("optax", one)
+    build(saving(one).resume(), functools.partial(optax.adam, b1=0.5)).fit(loader(), valid_data())
+    changed, versions = warned(one)
+    assert "optimizer: adam(b1=0.9) -> adam(b1=0.5)" in changed
+    assert UNCOMPARED not in versions
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("package", ["learner", "flax"])
+def test_an_added_after_step_of_other_versions(one, package):
+    """Another version of `learner` may not have recorded it."""
+    traced_by_another(package, one)
+    clipped = saving(one).resume().after_step(lambda model: jax.tree.map(lambda x: jnp.clip(x, -1, 1), model))
+    build(clipped).fit(loader(), valid_data())
+    assert ("after_step: it was added or removed" in "".join(warned(one))) == (package == "flax")
+
+
 # -- the length --------------------------------------------------------------------------------------------------------
 
 
