@@ -49,6 +49,7 @@ class RunFiles:
       make_room: called if the disk is full, before the write is retried.
 
     Attributes:
+      has_started: True once this writer has written the start of the run to the journal.
       has_ended: True once the journal contains the end of the run.
 
     Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
@@ -88,7 +89,7 @@ class RunFiles:
         self._journal: AppendedFile | None = None
         self._epoch_lines = 0
         self._make_room = make_room
-        self.has_ended = False
+        self.has_started = self.has_ended = False
 
     def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
         """Append a line `value,weight` for each step of a dispatch.
@@ -143,6 +144,7 @@ class RunFiles:
         self._journal.pending.append(line + "\n")
         self._with_room(self._journal.write)
         self._epoch_lines += event in NUMBERS
+        self.has_started = self.has_started or event == "start"
         self.has_ended = self.has_ended or event in ENDS
 
     def flush(self) -> None:
@@ -335,7 +337,7 @@ class RunFiles:
 class NoFiles:
     """The files of a pass that writes none, or of a process beside the one that writes the files of the run."""
 
-    has_ended = False
+    has_started = has_ended = False
 
     def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
         """See `RunFiles`."""

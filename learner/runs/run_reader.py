@@ -22,7 +22,7 @@ from learner.runs.evaluations import read_evaluations
 from learner.runs.flat_config import DEEPEST, flat
 from learner.runs.growing import GrowingLines
 from learner.runs.history import History, Point
-from learner.runs.journal import EVALUATION, LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
+from learner.runs.journal import ENDS, EVALUATION, LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
 from learner.runs.layout import MARK, end_word, missing_text, read_summary
 from learner.runs.lock import is_locked
 from learner.runs.samples import SampleFile, sample_files
@@ -152,8 +152,13 @@ class RunReader:
     @functools.cached_property
     def status(self) -> Status:
         """The status of the run, from its journal and from the lock that a running process holds."""
-        marks = [entry for entry in self.journal if entry.get("event") in ("start", "end", "stop", "error")]
-        if marks and marks[-1]["event"] in ("end", "stop"):
+        marks: list[dict[str, Any]] = []
+        for entry in self.journal:
+            # Older versions recorded errors before a line `start`: a run that had ended was not changed by them.
+            if entry.get("event") == "error" and marks and marks[-1]["event"] in ENDS:
+                continue
+            marks += [entry] if entry.get("event") in ("start", *ENDS, "error") else []
+        if marks and marks[-1]["event"] in ENDS:
             reason = str(marks[-1].get("stopped_by", ""))
             return Status(end_word(reason), reason)
         if marks and marks[-1]["event"] == "error":
@@ -309,10 +314,15 @@ class RunReader:
     def _running(self) -> list[float]:
         """The running time in seconds at each line of the journal, without breaks."""
         total, seconds = 0.0, []
-        for entry, before in zip(self.journal, [{}, *self.journal], strict=False):
-            if before and entry.get("event") != "start":
-                total += max(0.0, time_of(entry) - time_of(before))
+        is_running, before = True, time_of(self.journal[0]) if self.journal else 0.0
+        for entry in self.journal:
+            event, now = entry.get("event"), time_of(entry)
+            total += max(0.0, now - before) if is_running and event != "start" else 0.0
             seconds.append(total)
+            # Until the next start the time stands still, whatever is recorded in between, such as an error of an
+            # attempt that did not start.
+            is_running = event == "start" or (is_running and event not in (*ENDS, "error"))
+            before = now
         return seconds
 
     @property
@@ -496,7 +506,7 @@ def time_of(entry: Mapping[str, Any]) -> float:
 
 def _time_parts(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return the valid seconds by part that the last line of a start records."""
-    parts = entry.get("seconds") if entry.get("event") in ("end", "stop", "error") else None
+    parts = entry.get("seconds") if entry.get("event") in (*ENDS, "error") else None
     pairs = parts.items() if isinstance(parts, dict) else ()
     return {name: x for name, x in pairs if name in TIME_PARTS and is_finite(x) and 0 <= x < LARGEST}
 

@@ -88,6 +88,33 @@ def test_time_between_starts_does_not_count(tmp_path):
     assert str(run.status) == "died"
 
 
+@pytest.mark.parametrize(
+    ("ending", "status", "seconds"), [("sigterm", "stopped: sigterm", 31), ("num_epochs", "ended: num_epochs", 31)]
+)
+def test_error_before_a_start_changes_neither_status_nor_time(tmp_path, ending, status, seconds):
+    """Older versions recorded an error of a start that was refused, hours after the end."""
+    directory = write_run(tmp_path / "a", ending=ending)
+    with (directory / "journal.jsonl").open("a") as file:
+        file.write('{"event": "error", "time": 5000.0, "error": "LearnerError(1)", "step": 6}\n')
+        file.write('{"event": "error", "time": 6000.0, "error": "LearnerError(2)", "step": 6}\n')
+    run = RunReader(directory)
+    assert (str(run.status), run.seconds) == (status, seconds)
+    with (directory / "journal.jsonl").open("a") as file:
+        file.write('{"event": "start", "time": 7000.0, "epoch": 4, "step": 6}\n')
+        values = {"valid/Loss": 0.5}
+        file.write(json.dumps({"event": "epoch", "time": 7007.0, "epoch": 4, "step": 8, "values": values}) + "\n")
+        file.write('{"event": "error", "time": 7009.0, "error": "ValueError(3)"}\n')
+    run = RunReader(directory)
+    assert (str(run.status), run.seconds) == ("failed: ValueError(3)", seconds + 9)
+    assert run.axes(np.array([8.0]))["time"].tolist() == [seconds + 7]
+
+
+def test_only_errors(tmp_path):
+    lines = [{"event": "error", "time": 1000.0 * i, "error": f"ValueError({i})"} for i in (1, 2)]
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert (str(RunReader(tmp_path).status), RunReader(tmp_path).seconds) == ("failed: ValueError(2)", 0)
+
+
 def test_time_of_a_running_run_counts_until_now(tmp_path):
     assert RunReader(write_run(tmp_path / "a", ending=None, lock=lock_of(os.getpid())), now=1100.0).seconds == 100
 

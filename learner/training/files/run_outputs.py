@@ -12,6 +12,8 @@ from learner.errors import LearnerError, ProcessError
 from learner.events import Compiling, Listener, ListenerThread, Message, RunFailed
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.unlogged import RunFilesWithoutMetrics
+from learner.runs.journal import read_journal
+from learner.runs.layout import MARK
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.training.options import Options
 from learner.training.progress.position import Position
@@ -129,11 +131,22 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
             for each in every:
                 # The disk may have failed, and the error of the block is the one to raise.
                 with contextlib.suppress(Exception):
-                    if not each.files.has_ended:  # a member of a population may have ended while others trained
+                    if _records_errors(each):
                         each.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
                 for listener in each.listeners:
                     listener.put(RunFailed(time.time(), position.epoch, position.step, repr(error)))
             raise
+
+
+def _records_errors(outputs: Outputs) -> bool:
+    """Return True if an error belongs into the journal."""
+    if outputs.files.has_ended:  # a member of a population may have ended while others trained
+        return False
+    # An attempt that fails before its line `start`, such as one with damaged logs, has not changed a run that had
+    # started before: its status and its time stay. The log has the error.
+    if outputs.files.has_started or not (outputs.options.directory / MARK).exists():
+        return True
+    return all(entry.get("event") != "start" for _, entry in read_journal(outputs.options.directory))
 
 
 def _files(options: Options, saves: SaveQueue) -> RunFiles:
