@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from learner.checkpoint.load import refuse_elsewhere
@@ -98,16 +99,29 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
 
 def _refuse_lost(options: Options) -> None:
     """Raise `LearnerError` if a run has saved checkpoints and all are missing: a new run would remove its logs."""
-    lines = read_journal(options.directory) if (options.directory / MARK).is_file() else []
-    saved = [fields["step"] for _, fields in lines if fields.get("event") == "save" and "step" in fields]
-    if saved:
+    last = max(_recorded_saves(options.directory), default=None)
+    if last is not None:
         raise LearnerError(
-            f"{options.shown} has saved checkpoints, the last one at step {saved[-1]}, but there is none in "
+            f"{options.shown} has saved checkpoints, the last one at step {last}, but there is none in "
             f"{options.checkpoint_place}: restore them, or start over with LearnerBuilder(directory, "
             "overwrite=True) (--overwrite=true)",
             code="resume-checkpoints-lost",
-            step=saved[-1],
+            step=last,
         )
+
+
+def _recorded_saves(directory: Path) -> set[int]:
+    """Return the steps of the checkpoints that the journal records, without those that a later start went back from.
+    They are in no order: a stop saves the newest state first, and then the best one of an earlier step.
+    """
+    saved: set[int] = set()
+    for _, fields in read_journal(directory) if (directory / MARK).is_file() else []:
+        event, step = fields.get("event"), fields.get("step")
+        if isinstance(step, int) and event == "start":
+            saved = {x for x in saved if x <= step}
+        elif isinstance(step, int) and event == "save":
+            saved.add(step)
+    return saved
 
 
 def member_problem(progress: Mapping[str, Any], plan: RunPlan) -> str | None:

@@ -1,4 +1,7 @@
-"""Tests of runs that resume with epochs of another length."""
+"""Tests of runs that resume with epochs of another length, and of lost checkpoints."""
+
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -6,6 +9,7 @@ import pytest
 from learner.metrics import LearningRate
 from learner.runs import RunReader
 from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
+from tests.support.codes import raises_code
 from tests.support.runs import arrays, build_line, model_bits, quiet
 from tests.support.stopped import some, stopping_at
 
@@ -62,3 +66,19 @@ def test_a_run_whose_epochs_changed_resumes_to_the_bit(tmp_path, stop):
     assert (tmp_path / "stopped" / "experiment.log").read_text().count(" WARNING ") == 1
     again = fit(tmp_path / "stopped", schedule, 4, 12)  # has nothing left to train
     assert again.summary["steps"] == TOTAL
+
+
+@pytest.mark.parametrize(
+    ("lines", "step"),
+    [
+        ([("save", 12), ("save", 6)], 12),  # a stop saves the newest state first, and then the best one
+        ([("save", 12), ("start", 6), ("save", 8), ("save", 7)], 8),  # the run went back to step 6
+    ],
+)
+def test_the_last_of_the_lost_checkpoints_is_named(tmp_path, lines, step):
+    fit(tmp_path / "run", RATE, 1, 4)
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    with (tmp_path / "run" / "journal.jsonl").open("a") as journal:
+        journal.writelines(json.dumps({"event": event, "time": 1.0, "step": step}) + "\n" for event, step in lines)
+    with raises_code("resume-checkpoints-lost", step=step):
+        fit(tmp_path / "run", RATE, 2, 4)
