@@ -229,8 +229,10 @@ def _open_standard_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")  # characters of a curve that the encoding lacks are not an error
+        # Characters of a curve that the encoding lacks are not an error. In the POSIX locale Python itself chooses
+        # `surrogateescape`, which raises for them as well.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
 
 
 @contextlib.contextmanager

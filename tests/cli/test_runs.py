@@ -75,6 +75,10 @@ def test_plot_in_the_terminal_and_in_a_file(two, learner):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"}
     plain = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert (plain.returncode, plain.stderr, b"train/Loss" in plain.stdout) == (0, b"", True)
+    # As in the POSIX locale, for which Python chooses another handler of errors.
+    environment["PYTHONIOENCODING"] = "ascii:surrogateescape"
+    posix = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (posix.returncode, posix.stderr, posix.stdout) == (0, b"", plain.stdout)
     code, out, err = learner("plot", "runs", "valid/Loss", "-o", "loss.png", "--x=epoch", "--log", "--smooth=.5")
     assert (code, out, err) == (0, "loss.png\n", "")
     with open("loss.png", "rb") as file:
