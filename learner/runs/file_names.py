@@ -1,5 +1,6 @@
 """The file names of metrics and splits."""
 
+import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -64,4 +65,11 @@ def _problem(name: str) -> str | None:
         return "it begins with a dot"
     if len(name.encode()) > LONGEST_NAME:
         return f"it is longer than {LONGEST_NAME} bytes"
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:  # otherwise the first write would raise it, in the middle of the run
+        return (
+            f"file names are encoded as {error.encoding} in this locale, which lacks {name[error.start]!r}; set "
+            "LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+        )
     return None
