@@ -26,7 +26,7 @@ from learner.data.batcher import Batcher, ItemError
 from learner.data.dataset import is_epoch_dependent, read_item
 from learner.data.plan import Plan
 from learner.data.sharding import ProcessShard
-from learner.data.workers import allow_grain_workers, check_main_script, end_with_parent
+from learner.data.workers import allow_grain_workers, check_main_script, check_semaphores, end_with_parent
 from learner.errors import LearnerError
 
 
@@ -78,6 +78,7 @@ class Pipeline:
         if self._waiting and self._waiting[1] == share and self._follows(self._waiting[0], first):
             waiting, self._waiting = self._waiting[2], None
             return waiting
+        check_semaphores()
         check_main_script()
         allow_grain_workers()
         no_threads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

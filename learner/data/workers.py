@@ -86,6 +86,18 @@ def forks_workers(data: Any) -> bool:
     return bool(context.get_start_method() == "fork")
 
 
+def check_semaphores() -> None:
+    """Raise `LearnerError` if this process cannot make semaphores, which the queues of worker processes consist of."""
+    try:
+        multiprocessing.get_context("spawn").Lock()  # removed from /dev/shm again at once
+    except (OSError, ImportError) as error:
+        raise LearnerError(
+            f"num_workers starts processes that need semaphores, and none can be made here ({error}). On Linux this "
+            "takes a writable /dev/shm (in a container, a tmpfs mounted there): mount one, or read with num_workers(0)",
+            code="worker-shared-memory-missing",
+        ) from error
+
+
 def check_main_script() -> None:
     """Raise `LearnerError` unless worker processes can import the main script.
 

@@ -1,6 +1,9 @@
 """Tests of processes that must not train: imports of the main script, and forks; and of scripts that start workers."""
 
+import errno
 import multiprocessing
+import multiprocessing.synchronize
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +12,7 @@ import psutil
 import pytest
 
 from learner import LearnerError
-from learner.data import workers
+from learner.data import DataLoaderBuilder, workers
 from learner.data.source import source_of
 from tests.support.codes import raises_code
 
@@ -222,3 +225,28 @@ def test_killed_worker_raises(tmp_path):
     result = run(write_script(tmp_path, script + '\nif __name__ == "__main__":\n    main()\n'))
     assert result.returncode == 1
     assert "learner.errors.LearnerError: a worker process of num_workers was killed" in result.stderr
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EROFS, "Read-only file system"), ImportError("no sem_open")])
+def test_workers_without_semaphores_are_refused(monkeypatch, error):
+    """As in a container without a writable /dev/shm."""
+
+    def refuse(*arguments):
+        raise error
+
+    monkeypatch.setattr(multiprocessing.synchronize._multiprocessing, "SemLock", refuse)
+    loader = DataLoaderBuilder().batch_size(2).num_workers(1).build([{"x": np.float32(1)}] * 4)
+    with raises_code("worker-shared-memory-missing", "/dev/shm", "num_workers(0)", str(error)):
+        next(iter(loader))
+
+
+@pytest.mark.full
+def test_workers_without_shared_memory_end_with_one_error(tmp_path):
+    """The real fault, in a mount namespace of the test."""
+    mount = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o ro none /dev/shm && exec "$@"', "-"]
+    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    script = write_script(tmp_path, GUARDED)
+    result = subprocess.run([*mount, sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert "LearnerError: num_workers starts processes that need semaphores" in result.stderr.splitlines()[-1]
