@@ -13,6 +13,7 @@ from learner.runs.run_reader import RunReader
 from learner.util.text import aligned, count, printable
 
 NAMELESS = ("time", "host", "pid", "machine", "hostname")
+INCOMPARABLE = f"{PROGRAM} (not comparable)"
 Pairs = Mapping[str, tuple[Any, Any]]
 
 
@@ -37,7 +38,8 @@ class Difference:
       settings: keys of the configs that differ.
       data: facts about the data that differ.
       code: `train step` if it computes something else, and the commits if they differ.
-      environment: versions and devices that differ.
+      environment: versions and devices that differ, and `train step (not comparable)` if the steps differ and other
+        versions traced them.
       metric: the key of the metric that was compared.
       steps: the number of steps that both runs have.
       parting: the step at which the metric diverges, or None.
@@ -61,6 +63,8 @@ class Difference:
         text = f"{self.metric} parts at step {self.parting.step}: {a:.9g} and {b:.9g}"
         if causes:
             return f"{text}. What differs: {', '.join(causes)}"
+        if INCOMPARABLE in self.environment:
+            return f"{text}. Other versions traced the train steps, which may hide a change of their code"
         if self.environment:
             return f"{text}. Only the environment differs, which may change last bits"
         return f"{text}. Nothing that the runs recorded explains it: look for code that the train step does not contain"
@@ -121,7 +125,11 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
         parting = Parting(common[place], (float(first[place]), float(second[place])))
     facts = differing(a.fingerprint, b.fingerprint)
     environment = differing(a.environment, b.environment)
-    code = {key: pair for key, pair in facts.items() if key == PROGRAM}
+    code = {}
+    if PROGRAM in facts and "versions" in facts:  # which may trace another program from the same code
+        environment[INCOMPARABLE] = facts[PROGRAM]
+    elif PROGRAM in facts:
+        code[PROGRAM] = facts[PROGRAM]
     code |= {key: environment.pop(key) for key in ("commit",) if key in environment}
     return Difference(
         {key: pair for key, pair in differing(a.config, b.config).items() if key not in ALWAYS_DIFFER},

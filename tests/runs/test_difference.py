@@ -1,6 +1,8 @@
 """Tests of the difference of two runs: settings, data, and the step where a metric diverges."""
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -87,6 +89,7 @@ def test_no_common_steps_is_an_error(tmp_path):
     ("changes", "text"),
     [
         ({"environment": {"jax": ("1", "2")}}, "Only the environment differs"),
+        ({"environment": {"train step (not comparable)": ("1", "2")}}, "may hide a change of their code"),
         ({}, "Nothing that the runs recorded explains it"),
         ({"data": {"data.train.rows": (1, 2)}, "environment": {"jax": ("1", "2")}}, "What differs: data"),
     ],
@@ -102,3 +105,20 @@ def test_order_of_shuffled_data_is_a_difference(runs, tmp_path):
     result = difference(runs("a"), RunReader(tmp_path / "d"))
     assert result.parting.step == 1
     assert "data.train.order" in result.data
+
+
+@pytest.mark.parametrize("version", [None, "0"])
+def test_train_steps_of_other_versions_are_not_comparable(runs, tmp_path, version):
+    """The hashes alone do not show whether the code differs, too."""
+    other = shutil.copytree(runs("a").directory, tmp_path / "other")
+    start, *lines = (other / "journal.jsonl").read_text().splitlines()
+    start = json.loads(start)
+    start["fingerprint"]["programs"]["hashes"]["train"] = "another"
+    if version is not None:
+        start["environment"]["flax"] = start["fingerprint"]["programs"]["versions"]["flax"] = version
+    (other / "journal.jsonl").write_text("".join(line + "\n" for line in (json.dumps(start), *lines)))
+    result = difference(runs("a"), RunReader(other))
+    if version is None:
+        assert (list(result.code), list(result.environment)) == (["train step"], [])
+    else:
+        assert (list(result.code), list(result.environment)) == ([], ["flax", "train step (not comparable)"])
