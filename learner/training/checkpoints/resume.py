@@ -94,7 +94,34 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
         )
     if restored is None:
         plan.processes.run_on_primary(lambda: _refuse_lost(options))
-    return restored
+        return None
+    note = _note_of_lost(options, restored.entry.step)
+    return dataclasses.replace(restored, notes=(*note, *restored.notes))
+
+
+def _note_of_lost(options: Options, step: int) -> list[str]:
+    """Return a list with a warning if the newest checkpoint that the journal records is missing, and the run therefore
+    resumes from an older one, of `step`.
+    """
+    is_one_run = options.population is None and member_index(options.directory) is None  # others share checkpoints
+    if not is_one_run or not (options.start or {}).get("resume"):  # `checkpoint(epoch)` goes back on purpose
+        return []
+    try:
+        last = max(_recorded_saves(options.directory), default=0)
+    except LearnerError:  # a journal that cannot be read is refused where the run opens it
+        return []
+    if last <= step:
+        return []
+    with contextlib.closing(open_store(options)) as store:
+        if last in store.steps:  # a damaged one has a warning of its own
+            return []
+    # Retention always keeps the newest. A run that was killed while it went back has moved it, and no start tells.
+    if any((options.directory / "superseded").glob(f"*/checkpoint/{last}")):
+        return []
+    return [
+        f"the checkpoint of step {last} was saved, but is missing in {options.checkpoint_place}; the run resumes from "
+        f"the checkpoint of step {step}, before it"
+    ]
 
 
 def _refuse_lost(options: Options) -> None:

@@ -10,7 +10,7 @@ from learner.metrics import LearningRate
 from learner.runs import RunReader
 from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
 from tests.support.codes import raises_code
-from tests.support.runs import arrays, build_line, model_bits, quiet
+from tests.support.runs import arrays, batches, build_line, model_bits, quiet
 from tests.support.stopped import some, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -82,3 +82,52 @@ def test_the_last_of_the_lost_checkpoints_is_named(tmp_path, lines, step):
         journal.writelines(json.dumps({"event": event, "time": 1.0, "step": step}) + "\n" for event, step in lines)
     with raises_code("resume-checkpoints-lost", step=step):
         fit(tmp_path / "run", RATE, 2, 4)
+
+
+def two_epochs(directory, stop=None, epochs=2, start=lambda builder: builder.resume()):
+    builder = start(quiet(directory).with_file_checkpointer(keep_last=3).num_epochs(epochs))
+    build_line(builder if stop is None else stopping_at(builder, stop)).fit(batches())
+
+
+def log_of(directory):
+    return (directory / "experiment.log").read_text()
+
+
+LOST = "the checkpoint of step 12 was saved, but is missing in "
+
+
+def test_a_lost_newest_checkpoint_is_one_warning(tmp_path):
+    """Checkpoints that retention removed are not mentioned, and later starts know that the run went back."""
+    run = tmp_path / "run"
+    two_epochs(run)
+    shutil.rmtree(run / "checkpoint" / "12")
+    two_epochs(run, stop=8)
+    (text,) = [line for line in log_of(run).splitlines() if " WARNING " in line]
+    assert text.endswith(f"{LOST}{run / 'checkpoint'}; the run resumes from the checkpoint of step 6, before it")
+    two_epochs(run, epochs=3)
+    assert log_of(run).count(" WARNING ") == 1
+
+
+def test_a_damaged_newest_checkpoint_is_not_missing(tmp_path):
+    run = tmp_path / "run"
+    two_epochs(run)
+    shutil.rmtree(run / "checkpoint" / "12" / "state")
+    two_epochs(run)
+    assert LOST not in log_of(run)
+    assert log_of(run).count(" WARNING ") == 1
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_checkpoint_that_the_run_went_back_from_is_not_missing(tmp_path, killed):
+    """`killed`: before the start that tells it."""
+    run = tmp_path / "run"
+    two_epochs(run)
+    two_epochs(run, stop=8, start=lambda builder: builder.checkpoint(1))
+    assert (run / "superseded" / "1" / "checkpoint" / "12").is_dir()
+    if killed:
+        lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+        starts = [i for i, line in enumerate(lines) if '"event": "start"' in line]
+        (run / "journal.jsonl").write_text("".join(lines[: starts[1]]))
+        shutil.rmtree(run / "checkpoint" / "8")
+    two_epochs(run)
+    assert log_of(run).count(" WARNING ") == 0
