@@ -363,6 +363,17 @@ def test_data_per_process(tmp_path):
     close(expected, left(tmp_path / "run", 1))
 
 
+SHUFFLED = {"rows": 120, "batch": 24, "own": "shuffled"}
+
+
+@pytest.mark.full
+def test_two_processes_refuse_the_position_in_the_data_of_one(tmp_path):
+    """Each would go to that position in its own part."""
+    alone(tmp_path / "run", steps=2, **SHUFFLED)
+    for end in trained(tmp_path / "run", 2, expect=2, resume=True, **SHUFFLED):
+        assert "inside epoch 1, and one process had all of the data, whose position 2 processes, each" in end["error"]
+
+
 CONFIG = """\
 model: {class_path: learner.examples.models.MLP, init_args: {features: [64, 8, 10]}}
 optimizer: SGD

@@ -188,7 +188,7 @@ class ReplayedRun:
 
         def differing(progress: Mapping[str, Any]) -> list[str]:
             fingerprint = fingerprint_of(options, definition.step, shapes, inputs, lr_of_run, plateau, description)
-            return differences(progress, fingerprint, 1, ("metrics",))
+            return differences(progress, fingerprint, 1, False, ("metrics",))
 
         placed = SingleDevice(definition.strategy.devices[0]).placed_shapes(shapes)
         with contextlib.closing(open_store(options)) as store:

@@ -70,6 +70,25 @@ def train(coordinator, count, index, directory, kind, given):
         def reset(self):
             pass
 
+    class Shuffled:
+        """Batches in an order of each epoch, with a position."""
+
+        def __init__(self, batches):
+            self.batches, self.epoch, self.read = batches, 0, 0
+
+        def __iter__(self):
+            order = np.random.default_rng(self.epoch).permutation(len(self.batches))
+            while self.read < len(order):
+                self.read += 1
+                yield self.batches[order[self.read - 1]]
+            self.epoch, self.read = self.epoch + 1, 0
+
+        def state_dict(self):
+            return {"epoch": self.epoch, "read": self.read}
+
+        def load_state_dict(self, state):
+            self.epoch, self.read = state["epoch"], state["read"]
+
     class Last(MetricLogger):
         def log(self, split, name, value, epoch, step):
             pass
@@ -91,7 +110,11 @@ def train(coordinator, count, index, directory, kind, given):
         os.kill(os.getpid(), getattr(signal, at["what"]))
 
     builder = LearnerBuilder(directory).metrics(Accuracy(), spread.Order()).metric_train(GradientNorm()).renderer(None)
-    builder.num_epochs(options["epochs"]).grads_accumulation(options["accumulate"]).every(1, hook)
+    if "steps" in options:
+        builder.num_steps(options["steps"])
+    else:
+        builder.num_epochs(options["epochs"])
+    builder.grads_accumulation(options["accumulate"]).every(1, hook)
     builder.metric_loggers(JsonLines(every_steps=1), Last()).seed(options.get("seeds", [0] * 9)[index])
     builder.with_file_checkpointer(**{"keep_last": 9, "keep_best": 0, **options.get("save", {})})
     if options["rules"] == "fsdp":
@@ -141,7 +164,8 @@ def train(coordinator, count, index, directory, kind, given):
     if options.get("own"):
         rows = options["batch"] // max(count, 1)
         batches = [jax.tree.map(lambda x, i=i: x[i * 24 : (i + 1) * 24], arrays) for i in range(5)]
-        data = PerProcess([jax.tree.map(lambda x: x[index * rows : (index + 1) * rows], batch) for batch in batches])
+        data = [jax.tree.map(lambda x: x[index * rows : (index + 1) * rows], batch) for batch in batches]
+        data = PerProcess(Shuffled(data) if options["own"] == "shuffled" else data)
     try:
         if options.get("evaluate"):
             print(json.dumps(learner.evaluate(data)), flush=True)

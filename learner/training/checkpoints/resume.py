@@ -82,7 +82,8 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
         if any(members[lane]["stopped"] for lane in lanes) and not (options.early_stopping or options.halving):
             text = "members of the population have ended by early stopping: resume with early_stopping"
             return [Problem(text, code="resume-population-differs")]
-        return differences(progress, plan.fingerprint, plan.inputs.source("train").shares, allowed(options))
+        own = plan.inputs.source("train").own
+        return differences(progress, plan.fingerprint, plan.processes.count, own, allowed(options))
 
     restored = read_checkpoint(plan.definition, differing, plan.processes)
     if restored is None and member_index(options.directory) is not None:
@@ -254,23 +255,33 @@ def first_state(plan: RunPlan, restored: Restored) -> TrainState:
 
 
 def differences(
-    progress: Mapping[str, Any], fingerprint: Mapping[str, Any], shares: int, allow: Collection[str]
+    progress: Mapping[str, Any], fingerprint: Mapping[str, Any], processes: int, own: bool, allow: Collection[str]
 ) -> list[str]:
     """Return the changes that a checkpoint inside an epoch does not permit. A checkpoint between epochs permits all.
-    `shares`: the number of processes with their own data.
+
+    Args:
+      progress: the progress of the checkpoint.
+      fingerprint: the fingerprint of the run that resumes.
+      processes: the number of its processes.
+      own: True if each of them has its own training data.
+      allow: the changes that `allow=` permits.
     """
     position = Position.from_json(progress["position"])
     if not position.batch:
         return []
-    problems = []
-    if (count := _processes_of(progress)) not in (None, shares):
-        problems.append(
-            f"the checkpoint of step {position.step} lies inside epoch {position.epoch}, and each of {count} "
-            f"processes had its own data, whose positions {shares} cannot take over. Resume with the same number of "
-            "processes, or from the end of an epoch: checkpoint(epoch)"
-        )
+    problems: list[str] = []
     before, where = saved_fingerprint(progress), f"the checkpoint of step {position.step} lies inside epoch "
     where += str(position.epoch)
+    parts = _parts_difference(progress, processes, own)
+    if parts and not position.has_closed_training:
+        problems.append(
+            Problem(
+                f"{where}, and {parts} cannot take over. Resume with the same number of processes, or from the end of "
+                "an epoch: checkpoint(epoch)",
+                code="resume-processes-differ",
+                processes=processes,
+            )
+        )
     changed = changes(before, fingerprint).train_data
     if changed and not position.has_closed_training and "data" not in allow:
         problems.append(
@@ -286,6 +297,20 @@ def differences(
             f"resume(allow='metrics') or --resume.allow=metrics: {ALLOWED['metrics']}"
         )
     return problems
+
+
+def _parts_difference(progress: Mapping[str, Any], processes: int, own: bool) -> str | None:
+    """Return the saved positions in the training data, and the processes whose data has other parts; None if it has the
+    same. The arguments are those of `differences`.
+    """
+    count = _processes_of(progress)
+    if count not in (None, processes):
+        return f"each of {count} processes had its own data, whose positions {processes}"
+    if count is None and own and processes > 1:
+        # One process saves the position in its own data as that in any other data.
+        had = "one process" if progress["made_on"].get("processes", 1) == 1 else "all processes"
+        return f"{had} had all of the data, whose position {processes} processes, each with its own data,"
+    return None
 
 
 def population_difference(progress: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,6 @@
-"""Tests of runs that resume with epochs of another length, and of lost checkpoints."""
+"""Tests of runs that resume with epochs of another length, with other parts of the data in each process, or after a
+checkpoint was lost.
+"""
 
 import json
 import shutil
@@ -9,8 +11,9 @@ import pytest
 from learner.metrics import LearningRate
 from learner.runs import RunReader
 from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
+from learner.training.checkpoints.resume import differences
 from tests.support.codes import raises_code
-from tests.support.runs import arrays, batches, build_line, model_bits, quiet
+from tests.support.runs import arrays, batches, build_line, model_bits, progress_of, quiet
 from tests.support.stopped import some, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -131,3 +134,44 @@ def test_a_checkpoint_that_the_run_went_back_from_is_not_missing(tmp_path, kille
         shutil.rmtree(run / "checkpoint" / "8")
     two_epochs(run)
     assert log_of(run).count(" WARNING ") == 0
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory, compiled_once):
+    """Return the progress of a checkpoint of one process inside an epoch."""
+    directory = tmp_path_factory.mktemp("inside") / "run"
+    fit(directory, 0.1, 2, 4, stop=2)
+    return progress_of(directory, 2)
+
+
+def saved_by(progress, processes, **position):
+    """Return the progress of a checkpoint that several processes with their own data, or one or all of them, saved."""
+    states = {"pos": 2} if processes is None else {"processes": [{"pos": 2}] * processes}
+    return {**progress, "data": states, "position": {**progress["position"], **position}}
+
+
+def codes(progress, processes, own):
+    problems = differences(progress, progress["fingerprint"], processes, own, ())
+    return [problem.code for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("saved", "processes", "own", "is_same"),
+    [
+        (None, 1, False, True),
+        (None, 1, True, True),  # one process with its own data has all of it
+        (None, 2, False, True),
+        (None, 2, True, False),
+        (2, 2, True, True),
+        (2, 3, True, False),
+        (3, 2, True, False),
+        (2, 1, True, False),
+        (2, 1, False, False),
+    ],
+)
+def test_positions_in_the_parts_of_other_processes_are_refused_inside_an_epoch(inside, saved, processes, own, is_same):
+    assert codes(saved_by(inside, saved), processes, own) == ([] if is_same else ["resume-processes-differ"])
+    assert codes(saved_by(inside, saved, batch=0), processes, own) == []
+    assert codes(saved_by(inside, saved, due="epoch"), processes, own) == []  # only the validation is left
+    older = saved_by({**inside, "made_on": {}}, saved)
+    assert codes(older, processes, own) == codes(saved_by(inside, saved), processes, own)
