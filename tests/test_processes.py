@@ -374,6 +374,16 @@ def test_two_processes_refuse_the_position_in_the_data_of_one(tmp_path):
         assert "inside epoch 1, and one process had all of the data, whose position 2 processes, each" in end["error"]
 
 
+@pytest.mark.full
+def test_more_processes_with_their_own_data_resume_between_epochs(tmp_path):
+    """The third process has no saved state, and has read a batch to check its shape."""
+    directory = tmp_path / "run"
+    trained(directory, 2, epochs=1, **SHUFFLED)
+    assert [end["steps"] for end in trained(directory, 3, epochs=3, resume=True, **SHUFFLED)] == [15] * 3
+    for name in ("experiment.log", "experiment-1.log", "experiment-2.log"):
+        assert "the data of process 2 starts as in a new run" in (directory / name).read_text()
+
+
 CONFIG = """\
 model: {class_path: learner.examples.models.MLP, init_args: {features: [64, 8, 10]}}
 optimizer: SGD

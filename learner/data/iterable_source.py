@@ -117,6 +117,8 @@ class IterableSource(StatefulSource):
         self._digests: list[int] = []  # of the first batch of the newest iterator
         self._before_call: dict[str, Any] = {}  # the states of a function's random generators before its latest call
         self._has_state = False  # True if that iterator has a position, or random generators that are restored
+        # Puts data with a state of its own back to before `peek` has read a batch; None once a run has opened the data.
+        self._unpeek: Callable[[], None] | None = None
 
     def open(
         self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
@@ -128,7 +130,10 @@ class IterableSource(StatefulSource):
                 "are not in a fork: a worker may wait forever. Give the loader multiprocessing_context='forkserver', "
                 "or num_workers=0"
             )
-        return super().open(epoch, start, state, warn)
+        try:
+            return super().open(epoch, start, state, warn)
+        finally:
+            self._unpeek = None
 
     def draws_itself(self) -> bool:
         """See `Source`."""
@@ -172,6 +177,9 @@ class IterableSource(StatefulSource):
             restart_loaders(_generators(self._data))
         if _is_of_beginning(state):
             order, first, state = state.get(GENERATORS), state.get(FIRST), None
+        # After the end of the iterator of `peek`, whose batch would be missing in the epoch.
+        if state is None and self._opened and self._unpeek is not None:
+            self._unpeek()
         is_changed = isinstance(state, dict) and set(state) == {CHANGED}
         if state is not None and start == 0:
             if not is_changed:
@@ -235,6 +243,8 @@ class IterableSource(StatefulSource):
             generators |= generators_of_function(self._data)
         if _is_of_grain(data):
             allow_grain_workers()
+        if not self._opened and self._unpeek is None:
+            self._unpeek = _state_rewinder(data, warn)
         iterator = iter(data)
         holder = data if state_methods(iterator) is None else iterator
         positioned = state is not None and state_methods(holder) is not None
@@ -338,6 +348,8 @@ class IterableSource(StatefulSource):
                 f"{error.__cause__!r}. Epoch {epoch + 1} starts without it, and may have another order than without "
                 "the interruption"
             )
+            if self._unpeek is not None:
+                self._unpeek()
             return None
         if positioned:
             next(batches, None)
@@ -352,16 +364,26 @@ def rewinder(data: Any) -> Callable[[], None]:
     if isinstance(data, Iterator):
         return lambda: None
     generators = _generators(data)
-    states, state = states_of(generators), None
+    states, put_state_back = states_of(generators), _state_rewinder(data, warn)
+
+    def rewind() -> None:
+        restore(generators, states)
+        put_state_back()
+
+    return rewind
+
+
+def _state_rewinder(data: Any, warn: Callable[[str], None]) -> Callable[[], None]:
+    """Return a function that puts data back into the present state of its own methods, if it has them."""
     # Those of PyTorch start their workers if they are asked for a state before they are read.
     is_known = type(data).__module__.partition(".")[0] in ("grain", "torch", "torchdata")
     pair = None if is_known else state_methods(data)
+    state = None
     if pair is not None:
         with contextlib.suppress(Exception):  # some have a state only once they are read
             state = copy.deepcopy(pair[0]())
 
     def rewind() -> None:
-        restore(generators, states)
         if pair is not None and state is not None:
             try:
                 pair[1](copy.deepcopy(state))

@@ -177,7 +177,8 @@ class ReplayedRun:
         self._runner = SingleStepRunner(definition.step, definition.strategy.platform, first)
         position = Position() if restored is None else restored.position
         self._is_validated = position.in_validation
-        self._groups = self._open(position, None if restored is None else data_of(restored.progress, 0))
+        batches = inputs.source("train").batches
+        self._groups = self._open(position, None if restored is None else data_of(restored.progress, 0, 1, batches))
 
     def _restore(self, step: int) -> Restored:
         definition = self._definition

@@ -104,7 +104,7 @@ def _setup(
 
     # 4. The parts that decide: they may query the threads, and the loop queries them.
     stop = build_stop(spec, request, began, timer, reporter, saver, consensus)
-    train = feeders.pop("train")
+    train, batches = feeders.pop("train"), inputs.source("train").batches
     validator = build_validator(spec, runner, timer, reporter, stop, feeders, outputs)
     run = Run(
         options=options,
@@ -112,7 +112,7 @@ def _setup(
         feeder=train,
         position=position,
         accumulator=accumulator,
-        data_state=None if restored is None else data_of(restored.progress, processes.index),
+        data_state=None if restored is None else data_of(restored.progress, processes.index, processes.count, batches),
         reporter=reporter,
         saver=saver,
         stop=stop,

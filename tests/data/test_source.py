@@ -592,6 +592,46 @@ def test_refused_state_at_the_end_of_an_epoch_warns():
     assert "at the end of epoch 1: KeyError('before'). Epoch 2 starts without it" in warning
 
 
+class Counted:
+    """Batches with a state of the data itself, which another iterator continues."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __iter__(self):
+        while self.read < len(EPOCH):
+            self.read += 1
+            yield batch_list()[self.read - 1]
+        self.read = 0
+
+    def state_dict(self):
+        return {"read": self.read}
+
+    def load_state_dict(self, state):
+        self.read = state["read"]
+
+
+@pytest.mark.parametrize("state", [None, {"generators": {}}, {"first batch": 3}, {"datasets": []}, {"other": 1}])
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: lambda: data], ids=["iterable", "function"])
+def test_no_batch_is_lost_without_a_state_at_the_end_of_an_epoch(wrap, state):
+    """The batch that was read for its shape would be missing."""
+    source = source_of(wrap(Counted()), "train")
+    source.peek(1)
+    warnings = []
+    assert numbers_of(source.open(2, 0, state, warnings.append)) == EPOCH
+    assert numbers_of(source.open(3, 0, None, warnings.append)) == EPOCH
+    assert all("does not take back the state" in warning for warning in warnings)
+    assert len(warnings) == (state == {"other": 1})
+
+
+def test_data_that_has_begun_is_not_put_back():
+    source = source_of(data := Counted(), "train")
+    source.peek(1)
+    assert numbers_of(source.open(1)) == EPOCH
+    data.read = 1  # by a hook between two epochs
+    assert numbers_of(source.open(2)) == EPOCH[1:]
+
+
 def test_unsupported_state_raises_before_reading(monkeypatch):
     monkeypatch.setattr(OrdersIterator, "get_state", lambda self: {"self": self})
     source = source_of(Orders(), "train")

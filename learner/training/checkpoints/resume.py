@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.checkpoint.load import refuse_elsewhere
 from learner.checkpoint.store import CheckpointStore, Entry
-from learner.distributed.process_group import ProcessGroup
+from learner.distributed.process_group import ProcessGroup, named_processes
 from learner.errors import LearnerError, Problem, one_error
 from learner.runs.journal import read_journal
 from learner.runs.layout import ENDS, MARK, read_summary
@@ -240,9 +240,10 @@ def first_state(plan: RunPlan, restored: Restored) -> TrainState:
       LearnerError: the data cannot be read from the position of the checkpoint.
     """
     definition = plan.definition
-    position, data = restored.position, data_of(restored.progress, plan.processes.index)
+    position, source = restored.position, plan.inputs.source("train")
+    data = data_of(restored.progress, plan.processes.index, plan.processes.count, source.batches)
     # Before anything is changed: not all data can return to a position.
-    plan.inputs.source("train").refuse_position(position.epoch, position.batch, data)
+    source.refuse_position(position.epoch, position.batch, data)
     of_plateau = restored.progress["plateau"] is not None or restored.progress.get("plateaus")
     if (plan.plateau is not None and of_plateau) or plan.options.exploit is not None:
         return restored.state
@@ -336,12 +337,44 @@ def _shown_member(member: Any) -> str:
     return short(str(member.get("directory")) if isinstance(member, Mapping) else str(member))
 
 
-def data_of(progress: Mapping[str, Any], process: int) -> Any:
-    """Return the state of the training data of a process, or None if unknown."""
-    count = _processes_of(progress)
-    if count is None:
+def data_of(progress: Mapping[str, Any], process: int, processes: int, batches: int | None) -> Any:
+    """Return the state of the training data of a process, or None if it has none.
+
+    Args:
+      progress: the progress of the checkpoint.
+      process: the index of the process.
+      processes: the number of processes.
+      batches: the number of batches in an epoch, or None if unknown.
+    """
+    if _processes_of(progress) is None:
         return progress.get("data")
-    return progress["data"]["processes"][process] if process < count else None
+    states = _states_taken(progress, processes, batches)
+    return states[process] if process < len(states) else None
+
+
+def _states_taken(progress: Mapping[str, Any], processes: int, batches: int | None) -> Sequence[Any]:
+    """Return the states of the first processes, each with its own data, that resume from them."""
+    states: Sequence[Any] = progress["data"]["processes"]
+    facts = saved_fingerprint(progress)["data"].get("train")
+    before = facts.get("batches") if isinstance(facts, dict) else None
+    # In longer parts, the state at the end of a part would be a position inside of it.
+    if len(states) != processes and None not in (before, batches) and before != batches:
+        return ()
+    return states[:processes]
+
+
+def unused_states(progress: Mapping[str, Any], processes: int, batches: int | None) -> list[str]:
+    """Return a warning if other processes than now had their own data, with a state. See `data_of`."""
+    count = _processes_of(progress)
+    if count in (None, processes) or not any(state is not None for state in progress["data"]["processes"]):
+        return []
+    taken = len(_states_taken(progress, processes, batches))
+    texts = []
+    if new := [*range(taken, processes)]:
+        texts.append(f"the data of {named_processes(new)} starts as in a new run")
+    if unused := [*range(taken, count)]:
+        texts.append(f"the state of {named_processes(unused)} is not used")
+    return [f"each of {count} processes had its own training data, and {processes} resume: {', and '.join(texts)}"]
 
 
 def _processes_of(progress: Mapping[str, Any]) -> int | None:

@@ -9,7 +9,7 @@ from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.member_store import MemberStore
 from learner.checkpoint.store import CheckpointStore
 from learner.runs.log_cutting import refuse_changed
-from learner.training.checkpoints.resume import allowed, changes_since
+from learner.training.checkpoints.resume import allowed, changes_since, unused_states
 from learner.training.files.run_directory import open_store
 from learner.training.files.run_outputs import Outputs
 from learner.training.monitors import monitor_of
@@ -35,7 +35,8 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
         threads.callback(store.close)
     if restored is not None:
         warned, logged = changes_since(restored, spec.fingerprint, options)
-        for text in (*restored.notes, *warned):
+        unused = unused_states(restored.progress, spec.processes.count, spec.inputs.source("train").batches)
+        for text in (*restored.notes, *warned, *unused):
             outputs.warn(text)
         for text in logged:
             log.warning(text)

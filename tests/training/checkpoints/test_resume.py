@@ -11,7 +11,7 @@ import pytest
 from learner.metrics import LearningRate
 from learner.runs import RunReader
 from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
-from learner.training.checkpoints.resume import differences
+from learner.training.checkpoints.resume import data_of, differences, unused_states
 from tests.support.codes import raises_code
 from tests.support.runs import arrays, batches, build_line, model_bits, progress_of, quiet
 from tests.support.stopped import some, stopping_at
@@ -175,3 +175,31 @@ def test_positions_in_the_parts_of_other_processes_are_refused_inside_an_epoch(i
     assert codes(saved_by(inside, saved, due="epoch"), processes, own) == []  # only the validation is left
     older = saved_by({**inside, "made_on": {}}, saved)
     assert codes(older, processes, own) == codes(saved_by(inside, saved), processes, own)
+
+
+@pytest.mark.parametrize(
+    ("saved", "processes", "batches", "taken", "warning"),
+    [
+        (2, 2, 6, [0, 1], None),
+        (2, 2, 9, [0, 1], None),  # the data of each process has changed
+        (2, 3, 6, [0, 1, None], "the data of process 2 starts as in a new run"),
+        (2, 4, None, [0, 1, None, None], "the data of processes 2 and 3 starts as in a new run"),
+        (3, 2, 6, [0, 1], "the state of process 2 is not used"),
+        (3, 1, 6, [0], "the state of processes 1 and 2 is not used"),
+        (2, 1, 12, [None], "the data of process 0 starts as in a new run, and the state of processes 0 and 1 is not"),
+    ],
+)
+def test_states_of_other_processes_between_epochs(inside, saved, processes, batches, taken, warning):
+    progress = {**inside, "data": {"processes": [{"pos": index} for index in range(saved)]}}
+    states = [data_of(progress, index, processes, batches) for index in range(processes)]
+    assert states == [None if index is None else {"pos": index} for index in taken]
+    warnings = unused_states(progress, processes, batches)
+    assert [text for text in warnings if warning not in text] == []
+    assert len(warnings) == (warning is not None)
+    assert unused_states({**progress, "data": {"processes": [None] * saved}}, processes, batches) == []
+
+
+def test_all_processes_take_the_state_of_common_data(inside):
+    progress = {**inside, "data": {"pos": 3}}
+    assert [data_of(progress, index, 2, 6) for index in range(2)] == [{"pos": 3}] * 2
+    assert unused_states(progress, 2, 6) == []
