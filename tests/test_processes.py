@@ -217,6 +217,25 @@ def test_failing_process_ends_the_others_with_its_error(tmp_path):
     assert saved_steps(directory) == []
 
 
+ENDS = {  # of a hook in one process: its exit code, and what the other process reports
+    "exit": (3, "SystemExit: 3"),
+    "interrupt": (-2, "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("process", "what"), [(1, "exit"), (0, "exit"), (1, "interrupt")])
+def test_a_hook_that_ends_its_process_ends_the_others(tmp_path, process, what):
+    """Python calls `sys.excepthook` for one of these only. JAX would abort the process that ended."""
+    code, text = ENDS[what]
+    ended = ended_soon(tmp_path / "run", "", "", epochs=500, at={"process": process, "step": 20, "what": what})
+    assert ended[process].code == code, ended[process].err[-3000:]
+    other = ended[1 - process]
+    assert other.code == 2, other.err[-3000:]
+    assert f"process {process} failed: {text}" in last_line(other)["error"]
+    assert "did not answer" not in other.err + ended[process].err
+
+
 @pytest.mark.full
 def test_killed_process_ends_the_others(tmp_path):
     directory = tmp_path / "run"

@@ -387,12 +387,24 @@ def _store_failure(client: Any, index: int, run: int | None, text: str) -> None:
         print(f"learner: this failure could not be reported to the other processes: {reason}", file=sys.stderr)
 
 
+def leave_at_exit(text: str) -> None:
+    """Make this process leave the others when it exits, like an uncaught error: Python calls no hook for `SystemExit`.
+
+    Args:
+      text: see `leave`.
+    """
+    global _exit_text
+    _exit_text = text
+
+
 def mark_ended() -> None:
     """Report that this process ends, so that processes that still wait for it raise an error. A process that ends with
     an error has already reported it.
     """
     state = distributed_state()
-    if state.client is not None and state.num_processes > 1:
+    if _exit_text is not None:
+        leave(_exit_text)  # does nothing for a process that has left
+    elif state.client is not None and state.num_processes > 1:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             state.client.key_value_set(f"{ENDED}/{state.process_id}", "", True)
 
@@ -418,6 +430,9 @@ def leave(text: str, patience: float = 5.0) -> None:
         client.key_value_set(f"{LEFT}/{index}", "", True)
         for other in range(state.num_processes):
             client.blocking_key_value_get(f"{LEFT}/{other}", max(1, round(1000 * (end - time.monotonic()))))
+        # Here, where all processes wait for each other, rather than at exit: a process whose threads wait for devices
+        # ends without JAX's exit handlers, and the end of process 0 would abort those that are still connected.
+        state.shutdown()
     except jax.errors.JaxRuntimeError:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             here = {int(key.rpartition("/")[2]) for key, _ in client.key_value_dir_get(LEFT)}
@@ -449,6 +464,7 @@ def _are_equal(values: list[Json]) -> bool:
 
 
 _runs, _timeout = itertools.count(1), MEETING
+_exit_text: str | None = None  # see `leave_at_exit`
 
 
 def set_meeting_timeout(seconds: float) -> None:
@@ -468,6 +484,8 @@ def hosts(timeout: float | None = None) -> ProcessGroup:
     >>> hosts().count
     1
     """
+    global _exit_text
+    _exit_text = None  # the `SystemExit` of an earlier run was caught
     state = distributed_state()
     if state.client is None or state.num_processes == 1:
         return SingleProcess()

@@ -72,6 +72,12 @@ def exit_with(code: int) -> None:
     raise Terminated(code)
 
 
+def keep_exit_code(error: SystemExit) -> None:
+    """Exit with the code of this error even if a thread is abandoned."""
+    code = error.code
+    _exit_codes.append(code if isinstance(code, int) else 0 if code is None else 1)
+
+
 @atexit.register
 def _end() -> None:
     """End the process before Python finalizes. Finalizing ends threads when they return from C++, which aborts the

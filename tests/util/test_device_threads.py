@@ -10,7 +10,7 @@ from tests.support.processes import ROOT
 
 SCRIPT = """
 import os, signal, sys, threading
-from learner.util.device_threads import device_thread, exit_with
+from learner.util.device_threads import device_thread, exit_with, keep_exit_code
 
 left = threading.Event()
 device_thread(lambda: left.wait({wait}), "left").start()
@@ -35,6 +35,9 @@ def test_error_ends_the_process_at_once_with_its_code():
     assert (code, error.splitlines()[-1]) == (1, "ValueError: no")
     assert run_and_end("exit_with(143)") == (143, "")
     assert run_and_end("sys.stdout.close(); exit_with(143)") == (143, "")
+    for code, expected in (("3", 3), ("None", 0), ("'text'", 1)):
+        end = f"keep_exit_code(SystemExit({code})); sys.exit({code})"
+        assert run_and_end(end)[0] == expected
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from learner.distributed.peer_monitor import peers_monitored
-from learner.distributed.process_group import ProcessGroup
+from learner.distributed.process_group import ProcessGroup, leave_at_exit
 from learner.errors import LearnerError, ProcessError
 from learner.steps.step import StepFunctions
 from learner.strategies.base import Strategy
@@ -17,6 +17,7 @@ from learner.training.checks.fingerprints import CONTENTS, FIRST_ROW
 from learner.training.feed.inputs import Inputs
 from learner.training.options import Options
 from learner.util.device_errors import is_device_error
+from learner.util.device_threads import keep_exit_code
 from learner.util.text import first_line, name_of
 from learner.util.trees import is_key, named_leaves
 
@@ -117,6 +118,9 @@ def propagate_failures(group: ProcessGroup) -> Iterator[None]:
             # First: the devices' error is only an effect of the peer's reported failure.
             group.raise_if_peer_failed()
         group.fail(first_line(error))
+        if group.count > 1 and isinstance(error, SystemExit):
+            leave_at_exit(first_line(error))
+            keep_exit_code(error)
         if lost:
             raise ProcessError(
                 f"the devices of the other processes could not be reached: one of them may have died, or its machine. "
