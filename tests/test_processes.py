@@ -20,14 +20,14 @@ PROGRAM = ROOT / "tests" / "support" / "trained.py"
 ABORTED = -6
 
 
-def processes(directory, count, devices=1, timeout=100, **options):
+def processes(directory, count, devices=1, seconds=100, **options):
     """Return the results of a run's processes. They share compiled programs with earlier runs."""
     given = ["localhost:{port}", "{count}", "{index}", directory, "mlp", words(options)]
     cache = {
         "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    return start([PROGRAM, *given], count, devices, timeout=timeout, **cache)
+    return start([PROGRAM, *given], count, devices, timeout=seconds, **cache)
 
 
 def words(options):
@@ -37,7 +37,7 @@ def words(options):
 
 def trained(directory, count, expect=0, **options):
     """Return the last line of each of several processes, as a dict."""
-    ended = processes(directory, count, timeout=240, **options)
+    ended = processes(directory, count, seconds=240, **options)
     codes = [process.code for process in ended]
     expected = [expect] * count
     assert codes == expected, "\n".join(
@@ -346,6 +346,18 @@ def test_frozen_values_of_a_model_that_differ_are_refused(tmp_path):
     """For example pretrained weights that one process has not loaded."""
     differ = "hash of the first values is "
     ended_soon(tmp_path / "run", differ, differ, shifts=[0.0, 1.0], freeze="^out", object=True)
+
+
+@pytest.mark.full
+def test_a_directory_that_is_not_shared_is_refused_before_training(tmp_path):
+    """Each process has a disk of its own. Without checkpoints, it needs no other."""
+    disks = [str(tmp_path / "first"), str(tmp_path / "second")]
+    for disk in disks:
+        Path(disk).mkdir()
+    for end in trained("run", 2, expect=2, disks=disks, timeout=40):
+        assert "process 1 cannot find the run.lock that process 0 has written there" in end["error"]
+    assert not Path(disks[0], "run", "journal.jsonl").exists()
+    trained("run", 2, disks=disks, epochs=1, save=None)
 
 
 @pytest.mark.full

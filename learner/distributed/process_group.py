@@ -47,10 +47,12 @@ class ProcessGroup(abc.ABC):
     Attributes:
       index: the index of this process, from 0.
       count: the number of processes.
+      timeout: seconds that a meeting waits for a process.
     """
 
     index: int
     count: int
+    timeout: float = math.inf
 
     @abc.abstractmethod
     def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
@@ -195,7 +197,7 @@ class Connected(ProcessGroup):
 
     def __init__(self, client: Any, index: int, count: int, run: int, timeout: float = MEETING) -> None:
         self.index, self.count = index, count
-        self._client, self._run, self._timeout = client, run, timeout
+        self._client, self._run, self.timeout = client, run, timeout
         self._place, self._before = f"learner/{run}", f"learner/{run - 1}"
         self._number = 0
         self._over = ""  # why there are no more meetings
@@ -223,7 +225,7 @@ class Connected(ProcessGroup):
             raise ProcessError(self._over, code="process-run-over")
         # Without a lock: only the loop's thread meets the others, in the same order in all processes.
         self._number += 1
-        end = time.monotonic() + (math.inf if patient and self.index else self._timeout)
+        end = time.monotonic() + (math.inf if patient and self.index else self.timeout)
         prefix = f"{self._place}/{self._number}"
         if self.index == 0:
             answers_text = f"[{', '.join(self._collected(prefix, text, end))}]"
@@ -342,7 +344,7 @@ class Connected(ProcessGroup):
         came = {self.index, *self._under(prefix), *self._failed()}
         missing = [index for index in range(self.count) if index not in came]
         text = (
-            f"{named_processes(missing)} did not come within {self._timeout:g} s to where all processes of the run "
+            f"{named_processes(missing)} did not come within {self.timeout:g} s to where all processes of the run "
             "meet: ended, hanging or slow; the machine may know, or the log there"
         )
         # Store the failure first: the missing process must find it when it arrives.

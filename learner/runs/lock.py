@@ -57,6 +57,23 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def read_note(directory: Path) -> str | None:
+    """Return the content of `run.lock`, which names the machine and the process that hold it. Return None if there is
+    no such file.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    try:
+        descriptor = os.open(directory / NAME, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.read(descriptor, LONGEST).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+
+
 def is_locked(directory: Path) -> bool | None:
     """Return True if a process holds the lock of a run directory, without locking it.
 

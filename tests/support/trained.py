@@ -27,9 +27,13 @@ def train(coordinator, count, index, directory, kind, given):
     from learner import init_distributed
 
     os.environ.update(given.pop("environments", [{}] * 9)[index])
+    if disks := given.pop("disks", None):
+        os.chdir(disks[index])
 
     if count:
-        init_distributed(coordinator, count, index, heartbeat=given.pop("heartbeat", 100.0))
+        init_distributed(
+            coordinator, count, index, heartbeat=given.pop("heartbeat", 100.0), timeout=given.pop("timeout", 300.0)
+        )
     at = given.get("at") or {}
     if at.get("process") == index and at["what"] == "raise early":
         raise ValueError("there is no such data on this machine")
@@ -120,7 +124,10 @@ def train(coordinator, count, index, directory, kind, given):
         builder.num_epochs(options["epochs"])
     builder.grads_accumulation(options["accumulate"]).every(1, hook)
     builder.metric_loggers(JsonLines(every_steps=1), Last()).seed(options.get("seeds", [0] * 9)[index])
-    builder.with_file_checkpointer(**{"keep_last": 9, "keep_best": 0, **options.get("save", {})})
+    if (save := options.get("save", {})) is None:
+        builder.with_file_checkpointer(None)
+    else:
+        builder.with_file_checkpointer(**{"keep_last": 9, "keep_best": 0, **save})
     if options["rules"] == "fsdp":
         builder.strategy(Sharded(rules=fsdp(1)))
     elif count:

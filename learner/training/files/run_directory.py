@@ -1,7 +1,9 @@
 """The directory of a run: checks, lock and preparation before anything is written there."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,12 +11,12 @@ from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.member_store import copies_follow, member_store
 from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import ATTEMPTS, CheckpointStore, Entry, read_while_training
-from learner.distributed.process_group import ProcessGroup, SingleProcess
+from learner.distributed.process_group import ProcessGroup, SingleProcess, named_processes
 from learner.errors import LearnerError
 from learner.runs import control_files
 from learner.runs.evaluations import complete_summary
 from learner.runs.file_names import file_name
-from learner.runs.lock import locked
+from learner.runs.lock import NAME, locked, read_note
 from learner.runs.population import read_members, write_members
 from learner.training.feed.inputs import Inputs
 from learner.training.files import directory
@@ -23,6 +25,8 @@ from learner.util.disk import make_directory
 from learner.util.user_warnings import warn
 
 SINGLE_PROCESS = SingleProcess()
+SECONDS_TO_SEE = 60.0
+"""Seconds within which all processes see a new file: network file systems cache directories for as long."""
 T = TypeVar("T")
 
 
@@ -87,6 +91,7 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
         if processes.index == 0 and (place := _checkpoints_elsewhere(options)) is not None:
             make_directory(place)
             locks.enter_context(locked(place))
+        refuse_unshared(options, processes)  # by the lock, which process 0 holds until the end
         yield
         if processes.index == 0:
             for path in _directories(options):
@@ -95,6 +100,52 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
                     complete_summary(path)
                 except (OSError, LearnerError) as error:
                     warn(f"the evaluations of {path} could not be added to its summary: {error}")
+
+
+def refuse_unshared(
+    options: Options,
+    processes: ProcessGroup,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Raise `LearnerError` in all processes unless all see the directory in which they save checkpoints together. Other
+    directories need not be shared: without checkpoints, or with checkpoints in an object store.
+    """
+    if processes.count == 1 or options.checkpoints is None or not isinstance(options.checkpoint_place, Path):
+        return
+    path = _checkpoints_elsewhere(options) or options.directory
+    note = processes.run_on_primary(lambda: read_note(path))
+    # In time for the meeting below, where process 0 waits.
+    end = clock() + min(SECONDS_TO_SEE, processes.timeout / 2)
+    while not (sees := processes.index == 0 or _sees(path, note)) and clock() < end:
+        processes.raise_if_peer_failed()
+        sleep(0.5)
+    if blind := processes.all_reduce_json(sees, _blind, "the directory of the run"):
+        raise LearnerError(
+            f"{path} is not the same directory in all processes: {named_processes(blind)} cannot find the {NAME} that "
+            "process 0 has written there. All processes save each checkpoint together: choose a directory on a disk "
+            "that they share, or save with with_file_checkpointer(directory='gs://...'), or nothing with "
+            "with_file_checkpointer(None)",
+            code="directory-not-shared",
+            directory=str(path),
+        )
+
+
+def _sees(path: Path, note: str | None) -> bool:
+    """Return True if this process sees the note of process 0 in the lock."""
+    try:
+        with os.scandir(path) as entries:  # opening a directory makes network file systems ask their server
+            next(entries, None)
+        return read_note(path) == note
+    except PermissionError:
+        return True  # of another user, perhaps: the first save will tell
+    except OSError:
+        return False
+
+
+def _blind(sees: Sequence[bool]) -> list[int]:
+    """Return the processes that do not see the directory."""
+    return [index for index, each in enumerate(sees) if not each]
 
 
 def _checkpoints_elsewhere(options: Options) -> Path | None:
