@@ -290,8 +290,20 @@ def test_shorter_data_of_one_process_ends_all(tmp_path, lengths):
         assert re.search(ended, last_line(process)["error"])
 
 
+@pytest.mark.full
+def test_other_rows_in_a_batch_of_one_process_end_all(tmp_path):
+    """The programs of both would run, with wrong means. No checkpoint has the result, and each names batch and rows."""
+    save = {"every_steps": 1, "keep_last": 9}
+    ended = ended_soon(tmp_path / "run", "", "", own=True, last_rows=[12, 10], accumulate=2, save=save)
+    for process in ended:
+        assert process.code == 2, f"{process.code}\n{process.out}\n{process.err[-3000:]}"
+        assert re.search("batch 5 in pass 1 of the train data has 1[02] rows", last_line(process)["error"])
+    assert max(saved_steps(tmp_path / "run"), default=0) < 3
+
+
 EVALUATIONS = {
     "shorter data": ({"lengths": [5, 3]}, "process 1 at 'the end of the valid data after 3 batches'"),
+    "other rows": ({"own": True, "last_rows": [12, 10]}, "batch 5 in pass 1 of the valid data has 1"),
     "another batch": ({"batches": [24, 12]}, "the processes of the run differ in what they evaluate"),
     "returned": ({"at": {"process": 1, "what": "exit early"}}, "process 1 ended before the run did"),
 }

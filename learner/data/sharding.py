@@ -72,9 +72,10 @@ class ProcessShard:
 class PerProcess:
     """Marks data that yields only this process's part of every batch, such as the process's own files.
 
-    All processes must yield the same number of batches in an epoch, with equally many rows, which together divide
-    evenly over the devices. With a single process it has no effect. Our loaders and a Grain `DataLoader` with
-    `shard_options` need no mark, as they read only their share.
+    All processes must yield the same number of batches in an epoch, each with equally many rows in all of them, which
+    together divide evenly over the devices; otherwise all end with an error, before the end of the epoch. Other axes,
+    such as that of padded sequences, may differ. With a single process it has no effect. Our loaders and a Grain
+    `DataLoader` with `shard_options` need no mark, as they read only their share.
 
     Attributes:
       data: any data. A loader's batch size here is per process; `with_batch_size` is still global.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from learner.distributed.process_group import ProcessGroup
+from learner.distributed.records import ProcessRecords, are_equal
 
 SECONDS = 1.0  # between meetings
 MOST = 1000  # turns between meetings
@@ -32,6 +33,7 @@ class Consensus:
       save: True if a checkpoint was requested.
       since: seconds since the last save, by the clock of process 0.
       halted: True if a step that ends the run has been read.
+      records: what all processes must do alike, compared whenever they synchronize.
     """
 
     def __init__(self, hosts: ProcessGroup, step: int = 0, clock: Callable[[], float] = time.monotonic):
@@ -43,6 +45,7 @@ class Consensus:
         self._remaining = 0.0  # agreed seconds until the next meeting
         self._pace: int | None = None
         self._known = threading.Event()
+        self.records = ProcessRecords(hosts)
         self.reason: str | None = None
         self.save, self.halted, self.since = False, False, 0.0
 
@@ -63,7 +66,10 @@ class Consensus:
         if self._remaining > 0 and not is_first:
             return
         turns = {kind: sum(seconds) / len(seconds) for kind, seconds in self._seconds.items()}
-        status = self._hosts.all_reduce_json({**local_status(), "turns": turns}, _agreed, "the next step")
+        # Most runs record nothing, and send no digest of it.
+        records = {"records": self.records.digest} if self.records.digest else {}
+        status = self._hosts.all_reduce_json({**local_status(), "turns": turns, **records}, _agreed, "the next step")
+        self.records.check(status["equal"])
         self.reason = self.reason or status["reason"]
         self.save = self.save or status["save"]
         self.halted = self.halted or status["halted"]
@@ -115,5 +121,6 @@ def _agreed(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "halted": any(status["halted"] for status in statuses),
         "since": float(statuses[0]["since"]),
         "pace": min(int(status["pace"]) for status in statuses),
+        "equal": are_equal([status.get("records") for status in statuses]),
         "turns": {kind: max(float(status["turns"][kind]) for status in statuses) for kind in statuses[0]["turns"]},
     }

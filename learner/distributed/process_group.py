@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 
+from learner.distributed.row_counts import RowCounts, differing_rows, first_difference
 from learner.errors import LearnerError, ProcessError
 from learner.util.jax_internals import distributed_state
 
@@ -39,6 +40,7 @@ SHOWN, LONGEST = 6, 120  # differing positions to show, and characters of each
 ONCE = "what process 0 does alone"
 FAILED, LEFT, ENDED = "learner/failed", "learner/left", "learner/ended"
 PASSES = 64  # ends of passes over data that a process stores
+RECENT, CHANGES = 8, 16  # passes whose rows a process keeps, and changes of their number in each that it stores
 
 
 class ProcessGroup(abc.ABC):
@@ -95,20 +97,30 @@ class ProcessGroup(abc.ABC):
     def raise_if_peer_failed(self) -> None:  # noqa: B027 (a single process has no peers)
         """Raise `ProcessError` if another process has failed. This does not wait."""
 
-    def record_read(self, split: str, number: int, batches: int, ended: bool) -> None:  # noqa: B027
-        """Record the number of batches read in a pass over data, for `compare_passes`. Any thread may call it. Nothing
-        is sent.
+    def record_read(  # noqa: B027
+        self, split: str, number: int, batches: int, ended: bool, rows: Sequence[int] = ()
+    ) -> None:
+        """Record the number of batches read in a pass over data, and their rows, for `compare_passes`. Any thread may
+        call it. Nothing is sent.
 
         Args:
           split: the split, such as `train`.
           number: the number of the pass, from 1.
           batches: the number of batches so far.
           ended: True at the end of the pass.
+          rows: the rows of each batch since the last call, in this process.
         """
 
+    def rows_read(self) -> dict[str, Json]:
+        """Return the batches and the rows of the latest passes, by split and number of the pass, as JSON: see
+        `RowCounts`. Any thread may call it.
+        """
+        return {}
+
     def compare_passes(self) -> None:  # noqa: B027
-        """Raise `ProcessError` in all processes if a pass over data has another length in the next process. This takes
-        at most two messages. The processes compare in a ring, so one of them finds any difference.
+        """Raise `ProcessError` in all processes if a pass over data has another length in the next process, or a batch
+        of it other rows. This takes at most two messages. The processes compare in a ring, so one of them finds any
+        difference.
         """
 
     def agree(self, what: str, value: Json) -> None:
@@ -204,6 +216,7 @@ class Connected(ProcessGroup):
         self._lock = threading.Lock()  # of the three below: the threads that read data write them
         self._reading: dict[str, tuple[int, int]] = {}  # split: pass, batches so far
         self._ended: dict[str, int] = {}  # pass: its batches
+        self._rows: dict[str, RowCounts] = {}  # pass: the rows of its batches
         self._sent = ""
 
     def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
@@ -255,29 +268,49 @@ class Connected(ProcessGroup):
         self._over = f"process {self.index} has failed, and meets the others no more: {text}"
         _store_failure(self._client, self.index, self._run, text)
 
-    def record_read(self, split: str, number: int, batches: int, ended: bool) -> None:
+    def record_read(self, split: str, number: int, batches: int, ended: bool, rows: Sequence[int] = ()) -> None:
         """See `ProcessGroup`."""
+        name = f"{split} {number}"
         with self._lock:
             self._reading[split] = number, batches
+            if rows:
+                self._rows.setdefault(name, RowCounts()).add(batches - len(rows) + 1, rows)
+                _keep_latest(self._rows, RECENT)
             if ended:
-                self._ended[f"{split} {number}"] = batches
-                while len(self._ended) > PASSES:
-                    del self._ended[next(iter(self._ended))]
+                self._ended[name] = batches
+                _keep_latest(self._ended, PASSES)
+
+    def rows_read(self) -> dict[str, Json]:
+        """See `ProcessGroup`."""
+        with self._lock:
+            return {name: [counts.batches, list(counts.runs)] for name, counts in self._rows.items()}
 
     def compare_passes(self) -> None:
         """See `ProcessGroup`."""
         with self._lock:
             own, reading = dict(self._ended), dict(self._reading)
-        text, following = json.dumps(own), (self.index + 1) % self.count
+        rows = self.rows_read()
+        # Without the number of batches so far: the text changes, and is sent, only where the rows do.
+        text = json.dumps([own, {name: runs[-CHANGES:] for name, (_, runs) in rows.items()}])
+        following = (self.index + 1) % self.count
         if text != self._sent:
             self._ask(self._client.key_value_set, f"{self._place}/passes/{self.index}", text, True)
             self._sent = text
         if not reading:
             return
         try:
-            others: dict[str, int] = json.loads(self._client.key_value_try_get(f"{self._place}/passes/{following}"))
+            others, other_rows = json.loads(self._client.key_value_try_get(f"{self._place}/passes/{following}"))
         except jax.errors.JaxRuntimeError:
-            return  # it has ended no pass so far
+            return  # it has read no batch so far
+        # First: data that ends early may also have other rows, and its length is the simpler reason.
+        self._compare_lengths(own, reading, others)
+        self._compare_rows(rows, other_rows, others)
+
+    def _compare_lengths(
+        self, own: dict[str, int], reading: dict[str, tuple[int, int]], others: dict[str, int]
+    ) -> None:
+        """Report passes over data that have another length in the next process."""
+        following = (self.index + 1) % self.count
         for name, batches in others.items():
             split, _, number = name.rpartition(" ")
             so_far = reading[split][1] if reading.get(split, (0, 0))[0] == int(number) else 0
@@ -290,6 +323,20 @@ class Connected(ProcessGroup):
                 )
                 self.fail(text)
                 raise ProcessError(text, code="process-data-ended")
+
+    def _compare_rows(self, rows: dict[str, Json], other_rows: dict[str, Any], ended: dict[str, int]) -> None:
+        """Report batches that have other rows in the next process."""
+        following = (self.index + 1) % self.count
+        for name, other_runs in other_rows.items():
+            if name not in rows:
+                continue
+            batches, runs = rows[name]
+            # Its number of batches is unknown while it reads: its last change is the last batch that it surely has.
+            until = min(batches, ended.get(name, other_runs[-1][0]))
+            if found := first_difference([runs, other_runs], until):
+                text = differing_rows(name, found[0], dict(zip([self.index, following], found[1], strict=True)))
+                self.fail(text)
+                raise ProcessError(text, code="process-rows-differ")
 
     def _collected(self, prefix: str, text: str, end: float) -> list[str]:
         """Return the values of all processes, in their order. Called in process 0."""
@@ -447,6 +494,12 @@ def leave(text: str, patience: float = 5.0) -> None:
         for owner in (client, state.service):  # their destructors wait for the other processes, also at exit
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
         state.client = state.service = None
+
+
+def _keep_latest(entries: dict[str, Any], count: int) -> None:
+    """Remove all entries but the latest."""
+    while len(entries) > count:
+        del entries[next(iter(entries))]
 
 
 def _combined(answers_text: str, combine: Callable[[list[Json]], Json]) -> str:

@@ -8,6 +8,7 @@ import jax
 
 from learner.data.batch_arrays import batch_arrays, refuse_wrapped
 from learner.distributed.process_group import ProcessGroup
+from learner.distributed.records import ProcessRecords
 from learner.errors import LearnerError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
@@ -68,7 +69,7 @@ def evaluate(
             warned.add(text)
     needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
     metrics = {split: options.metrics_of(split) for split in inputs.valid}
-    timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
+    timer, records = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0)), ProcessRecords(processes)
     limiter = in_flight_limit(runner.strategy)
     with dropped_signals() as raise_dropped, contextlib.ExitStack() as stack:
 
@@ -83,7 +84,7 @@ def evaluate(
         for split, source in inputs.valid.items():
             feeder, _ = build_feeder(runner, inputs, split, options)
             if processes.count > 1:
-                feeder.compare_lengths(processes)
+                feeder.compare_reads(processes, records)
             with explain_oom(needs, lambda: reporter.failure), OomContext(split):
                 validate_split(runner, feeder, reporter, timer, split, source.batches)
         with explain_oom(needs):

@@ -339,6 +339,7 @@ class Run(ThreadOwned):
     def _copied(self, **kind: Any) -> StateCopy:
         """Copy everything that the next dispatch changes: state, metrics in flight, position and decisions."""
         assert self.saver is not None
+        self.stop.compare_processes()
         # The saver reads the position later, while the loop moves its own.
         p = dataclasses.replace(self.position)
         with OomContext(CHECKPOINT), self.timer.spent.saving():
@@ -366,6 +367,7 @@ class Run(ThreadOwned):
             # A batch of 1 stands for an epoch that has begun, which `shown_epoch` needs.
             p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # the later steps do not count
             return self.stop.decision or reason
+        self.stop.compare_processes()  # also of a run that neither validates nor saves
         inside = p.batch > 0
         if inside and reason == "num_steps" and (left := self.validator.unvalidated(p.step)):
             # Checked first, as `pending` below is part of the position.

@@ -228,6 +228,13 @@ class StopController:
         # Reset when sent: all processes receive it at this meeting, and save at the same step.
         return {"reason": self._own_request(), "save": _take_save(self._request), **self._status()}
 
+    def compare_processes(self) -> None:
+        """Raise `ProcessError` if the processes have done different things since they met last. Called by the loop's
+        thread before their common state is measured or saved.
+        """
+        if self._consensus is not None:
+            self._consensus.records.compare()
+
     @property
     def may_have_halted(self) -> bool:
         """Return False if no process has read a step that ends the run. All processes must end at the same step."""

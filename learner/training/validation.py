@@ -114,6 +114,7 @@ class Validator(ThreadOwned):
         """Validate the remaining splits. This reads the state and changes nothing. Return False if interrupted."""
         if not p.remaining_splits:
             return True  # the end of an epoch without a due validation
+        self._stop.compare_processes()
         for split in p.remaining_splits:
             # Before anything of this split is logged: a checkpoint of an interrupted validation cuts the logs here.
             self._reporter.mark_logs()

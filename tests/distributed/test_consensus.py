@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from learner.distributed.consensus import FIRST_STEPS, SLOW_STEPS, Consensus
+from tests.support.codes import raises_code
 
 QUIET = {"reason": None, "save": False, "since": 0.0, "halted": False, "pace": 1}
 
@@ -23,6 +24,12 @@ class Peers:
         self.syncs += 1
         quiet = {**QUIET, "turns": dict.fromkeys(status["turns"], 0.0)}
         return combine([status, *({**quiet, **other} for other in self.others)])
+
+    def rows_read(self):
+        return {}
+
+    def all_gather_json(self, value, what):
+        return [value] * self.count
 
 
 def consensus_with(*others, seconds_per_turn=0.01, step=0):
@@ -46,6 +53,17 @@ def test_a_stop_reason_of_one_process_holds_for_all_after_a_sync():
     peers.others[1]["reason"] = None
     turn(2)
     assert consensus.reason == "time limit"
+
+
+def test_a_sync_compares_the_records_of_processes():
+    consensus, peers, turn = consensus_with({}, {})
+    turn(0)
+    consensus.records.add_rows("train", 1, 1, [6])
+    peers.others = [{"records": consensus.records.digest}] * 2
+    turn(1)
+    consensus.records.add_rows("train", 1, 2, [6])
+    with raises_code("process-rows-differ"):
+        turn(2)
 
 
 def test_save_and_halt_requests_of_one_process_hold_for_all():

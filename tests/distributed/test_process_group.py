@@ -12,6 +12,7 @@ from learner.distributed import process_group
 from learner.distributed.process_group import Connected, SingleProcess, _difference, hosts
 from learner.errors import LearnerError
 from tests.support.codes import raises_code
+from tests.support.process_groups import groups
 from tests.support.processes import start, together
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -239,6 +240,32 @@ def test_a_patient_meeting_ignores_the_timeout():
     with raises_code("process-missing"):
         Connected(SlowStore(), 1, 2, 1, timeout=0.0).all_reduce_json(1, max, "end")
     assert Connected(SlowStore(), 1, 2, 1, timeout=0.0).all_reduce_json(1, max, "end", patient=True) == 7
+
+
+def test_other_rows_of_the_next_process_are_found_in_a_ring():
+    """Without the end of a pass only the rows of its changes are known."""
+    members, _ = groups(3)
+    for index, member in enumerate(members):
+        for batch in range(1, 5):
+            member.record_read("train", 1, batch, ended=False, rows=[3 if index == 1 and batch == 4 else 6])
+    members[1].compare_passes()  # stores its rows; process 2 has stored none
+    members[2].compare_passes()
+    members[1].compare_passes()  # process 2 might have read 3 batches only
+    text = "batch 4 in pass 1 of the train data has 6 rows in process 0, 3 rows in process 1"
+    with raises_code("process-rows-differ", text):
+        members[0].compare_passes()
+    with raises_code("process-run-over", text):
+        members[2].raise_if_peer_failed()
+
+
+def test_equal_rows_are_sent_once():
+    members, clients = groups(2)
+    for batch in range(1, 5):
+        for member, client in zip(members, clients, strict=True):
+            member.record_read("train", 1, batch, ended=False, rows=[6])
+            before = client.messages
+            member.compare_passes()
+            assert client.messages - before == (2 if batch == 1 else 1)
 
 
 # -- one process -------------------------------------------------------------------------------------------------------

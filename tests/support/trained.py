@@ -176,6 +176,8 @@ def train(coordinator, count, index, directory, kind, given):
         rows = options["batch"] // max(count, 1)
         batches = [jax.tree.map(lambda x, i=i: x[i * 24 : (i + 1) * 24], arrays) for i in range(5)]
         data = [jax.tree.map(lambda x: x[index * rows : (index + 1) * rows], batch) for batch in batches]
+        last = options.get("last_rows", [rows] * 9)[index]
+        data[-1] = jax.tree.map(lambda x: x[:last], data[-1])
         data = PerProcess(Shuffled(data) if options["own"] == "shuffled" else data)
     try:
         if options.get("evaluate"):

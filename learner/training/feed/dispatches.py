@@ -18,6 +18,7 @@ from learner.data.abstract_source import Source, changed
 from learner.data.data_fingerprint import is_changed
 from learner.data.iterator_state import is_of_datasets
 from learner.distributed.process_group import ProcessGroup
+from learner.distributed.records import ProcessRecords
 from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.tree_math import rows_of
 from learner.strategies.base import Strategy
@@ -69,6 +70,7 @@ class Feeder:
         is_resident = strategy.resident and source.has_rows
         self._rows = ResidentRows(source, strategy, self._room, lane_seeds) if is_resident else None
         self._processes: ProcessGroup | None = None
+        self._records: ProcessRecords | None = None  # of the loop's thread
         self._passes = self._epochs = 0
         self._warn = warn
         rows, devices = rows_of(first), len(strategy.devices)
@@ -79,12 +81,12 @@ class Feeder:
                 "choose a batch size that is divisible by them"
             )
 
-    def compare_lengths(self, processes: ProcessGroup) -> None:
-        """Raise `ProcessError` in the iterators of `open` if data of unknown length has another length in another
-        process.
+    def compare_reads(self, processes: ProcessGroup, records: ProcessRecords) -> None:
+        """Raise `ProcessError` in the iterators of `open` if data of unknown length, or of each process, has another
+        length or other rows in another process. `records` gets the rows of the batches that are dispatched.
         """
-        if self._source.batches is None:
-            self._processes = processes
+        if self._source.batches is None or (self._source.own and self._source.shares > 1):
+            self._processes, self._records = processes, records
 
     @property
     def resident(self) -> bool:
@@ -183,7 +185,9 @@ class Feeder:
         # With reading ahead over the end of an epoch, changes by hooks took effect up to three epochs late.
         make = self._epoch_by_epoch if self._changes else self._prefetched
         dispatches = make(epoch, batch, step, last, stopped, state)
-        return dispatches if self._processes is None else self._compared(dispatches, self._processes, batch)
+        if self._records is None:
+            return dispatches
+        return self._compared(dispatches, self._records, batch, self._passes - 1)
 
     def _prefetched(
         self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool], state: Any
@@ -246,17 +250,21 @@ class Feeder:
         self._warn(text)
         self._epochs = WATCHED_EPOCHS
 
-    def _compared(self, dispatches: Iterator[Dispatch], processes: ProcessGroup, batches: int) -> Iterator[Dispatch]:
-        """Synchronize the processes before each dispatch that ends an epoch. After it they run other programs. If the
-        data of another process has not ended, its programs would exchange arrays with these, which ends a process from
-        C++.
+    def _compared(
+        self, dispatches: Iterator[Dispatch], records: ProcessRecords, batches: int, passes: int
+    ) -> Iterator[Dispatch]:
+        """Record the rows of each dispatch, and synchronize the processes before each dispatch that ends an epoch.
+        After it they run other programs. If the data of another process has not ended, its programs would exchange
+        arrays with these, which ends a process from C++.
         """
+        split = self._source.split
         with contextlib.closing(dispatches):  # type: ignore[type-var]
             for dispatch in dispatches:
+                records.add_rows(split, dispatch.epoch + passes, batches + 1, dispatch.sizes)
                 batches += dispatch.batches
                 if dispatch.ends_epoch:
                     # On the loop's thread, as every meeting: processes match their meetings by the order of calls.
-                    processes.agree(f"the end of the {self._source.split} data after {batches} batches", True)
+                    records.meet(f"the end of the {split} data after {batches} batches")
                     batches = 0
                 yield dispatch
 
@@ -319,7 +327,8 @@ class Feeder:
                     # A validation is always epoch 1 of its feeder; training opens its data once.
                     batch += len(group.micro_batches)
                     number = group.epoch + self._passes - 1
-                    self._processes.record_read(self._source.split, number, batch, group.ends_epoch)
+                    sizes = self._grouper.sizes(group.micro_batches)
+                    self._processes.record_read(self._source.split, number, batch, group.ends_epoch, sizes)
                     batch = 0 if group.ends_epoch else batch
                 first, is_loop = group.micro_batches[0], self._grouper.is_loop(group.micro_batches)
                 # Another shape needs another program, and steps keep their order.
@@ -365,6 +374,7 @@ class Feeder:
                     ends_epoch=ends_epoch and end == len(groups),
                     states=states[begin:end],
                     rows=rows * count,
+                    sizes=self._grouper.sizes(groups[0].micro_batches[:1]) * count,
                 )
             )
         return dispatches
@@ -380,6 +390,7 @@ class Feeder:
             ends_epoch=group.ends_epoch,
             states=(micros[-1].state,),
             rows=sum(self._grouper.rows_in(micro.signature) for micro in micros),
+            sizes=self._grouper.sizes(micros),
         )
         if size == 1:
             return make("tail", feed=self._placer.place(None, None, micros[0]), count=0)

@@ -5,7 +5,7 @@ The grouping depends only on the data: the cuts between dispatches do not affect
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -208,6 +208,10 @@ class Grouper:
     def rows_in(self, signature: Signature) -> int:
         """Return the number of rows of a batch over all processes."""
         return signature[1][0][0][0] * (self._source.shares if signature[2] else 1)
+
+    def sizes(self, micro_batches: Sequence[MicroBatch]) -> tuple[int, ...]:
+        """Return the rows of each micro-batch in this process."""
+        return tuple(micro.signature[1][0][0][0] for micro in micro_batches)
 
     def is_loop(self, group: list[MicroBatch]) -> bool:
         """Return True if the group can be a step of a loop: all of its micro-batches have the same full shape."""

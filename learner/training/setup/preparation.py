@@ -161,7 +161,7 @@ def build_feeders(
         with Tracing(name, split, lambda split=split: inputs.first_batches[split]):  # type: ignore[misc]
             feeder, decided = build_feeder(runner, inputs, split, options, messages.warn, limit)
         if consensus is not None:
-            feeder.compare_lengths(plan.processes)
+            feeder.compare_reads(plan.processes, consensus.records)
         needs.steps[split] = feeder.buffer if decided.loop and not feeder.resident else 1
         steps = f"up to {decided.buffer} steps in one loop" if decided.loop else "step by step, without a loop"
         messages.info(f"dispatch of {split}: {steps} ({decided.why})")

@@ -1,5 +1,6 @@
 """Tests of dispatches: order, grouping, buffers, positions, prefetching and malformed batches."""
 
+import contextlib
 import itertools
 import threading
 import traceback
@@ -15,6 +16,7 @@ from learner.data import source as source_module
 from learner.data.batch_arrays import batch_arrays
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
+from learner.distributed.records import ProcessRecords
 from learner.errors import LearnerError
 from learner.steps.buffers import BatchBuffer
 from learner.strategies import SingleDevice, Strategy
@@ -24,6 +26,7 @@ from learner.training.feed.dispatches import Feeder
 from learner.training.feed.group import DispatchGrouping, bytes_of, steps_for
 from learner.training.feed.prefetch import Prefetcher
 from tests.support.codes import raises_code
+from tests.support.process_groups import errors_of_all, groups
 
 WAIT = 30  # seconds after which a test fails instead of hanging
 
@@ -901,3 +904,39 @@ def test_nonfinite_rows_are_found_in_each_process():
     assert found(PerProcess({"x": bad})) == "x (row 1, 3) of process 0"
     assert found(PerProcess({"x": good})) is None
     assert found([{"x": bad}]) is None
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+def errors_of_own_data(*rows_of_each, **sizes):
+    """Return the error, or None, of each of several processes that dispatch two passes over batches of their own."""
+    members, _ = groups(len(rows_of_each))
+    dispatched = [0] * len(rows_of_each)
+
+    def run(index):
+        share = ProcessShard(index, len(rows_of_each), len(rows_of_each))
+        batches = [{"x": np.zeros((rows, 3 + index))} for rows in rows_of_each[index]]
+        source = source_of(PerProcess(batches), "train", share=share)
+        feeder = Feeder(source, Host(), plan_of(**sizes), source.peek(1), lambda text: None)
+        feeder.compare_reads(members[index], ProcessRecords(members[index]))
+        with contextlib.closing(feeder.open(1, 0, 0, 2)) as dispatches:
+            for dispatch in dispatches:
+                dispatched[index] += dispatch.batches
+
+    return errors_of_all(len(rows_of_each), run), dispatched
+
+
+@pytest.mark.parametrize("sizes", [{}, {"accumulate": 2}, {"loop": False}, {"accumulate": 2, "loop": False}], ids=str)
+def test_processes_whose_own_batches_have_other_rows_end_before_the_last_dispatch(sizes):
+    """The other axes may differ, as those of sequences that are padded in each process."""
+    errors, dispatched = errors_of_own_data([4, 4, 2, 4, 3], [4, 4, 2, 4, 1], **sizes)
+    assert {error.code for error in errors} == {"process-rows-differ"}
+    text = "batch 5 in pass 1 of the train data has 3 rows in process 0, 1 row in process 1"
+    assert all(text in str(error) for error in errors)
+    assert max(dispatched) < 5
+
+
+@pytest.mark.parametrize("sizes", [{}, {"accumulate": 2}, {"loop": False}, {"accumulate": 2, "loop": False}], ids=str)
+def test_processes_whose_own_batches_have_equal_rows_pass(sizes):
+    assert errors_of_own_data([4, 4, 2, 4, 3], [4, 4, 2, 4, 3], **sizes) == ([None, None], [10, 10])

@@ -1,0 +1,88 @@
+"""Records of what all processes of a run must do alike, compared where the processes meet."""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from learner.distributed.process_group import ProcessGroup
+from learner.distributed.row_counts import differing_rows, first_difference
+from learner.errors import ProcessError
+from learner.util.ownership import ThreadOwned
+
+COMPARED = "the comparison of the processes"
+
+
+class ProcessRecords(ThreadOwned):
+    """The rows of the batches that this process has dispatched. It belongs to the loop's thread.
+
+    Recording sends nothing. Meetings that take place anyway exchange the digest; `compare` is a meeting of its own, if
+    something has been recorded since the last one.
+
+    Args:
+      processes: the processes of the run.
+
+    Attributes:
+      digest: a checksum of all records so far, the same in all processes unless they differ.
+    """
+
+    def __init__(self, processes: ProcessGroup) -> None:
+        self._processes = processes
+        self.digest = 0
+        self._is_pending = False
+
+    def add_rows(self, split: str, number: int, first: int, rows: Sequence[int]) -> None:
+        """Record the rows of batches that are dispatched next.
+
+        Args:
+          split: the split, such as `train`.
+          number: the number of the pass, from 1.
+          first: the number of the first of the batches in the pass, from 1.
+          rows: the rows of each in this process.
+        """
+        # One batch at a time: processes that cut their dispatches differently have the same digest in the end.
+        for batch, count in enumerate(rows, first):
+            self._add(f"{split} {number} {batch} {count}")
+
+    def _add(self, text: str) -> None:
+        self.digest = zlib.crc32(text.encode(), self.digest)
+        self._is_pending = True
+
+    def compare(self) -> None:
+        """Meet the other processes, unless nothing was recorded since the last meeting, and raise `ProcessError` in all
+        if their records differ. All processes must call it equally often.
+        """
+        # The number of rows may differ, and the number of records does not: all of them meet, or none.
+        if self._is_pending:
+            self.meet(COMPARED)
+
+    def meet(self, what: str) -> None:
+        """Meet the other processes in any case; see `compare`. `what`: the meeting's name."""
+        self.check(self._processes.all_reduce_json(self.digest, are_equal, what))
+
+    def check(self, equal: bool) -> None:
+        """Raise `ProcessError` unless a meeting has found equal digests. All processes must call it after a meeting."""
+        self._is_pending = False
+        if not equal:
+            self._raise_difference()
+
+    def _raise_difference(self) -> None:
+        # What was read rather than dispatched: a process may have dispatched the batches in other groups.
+        reads = self._processes.all_gather_json(self._processes.rows_read(), "the rows of batches")
+        raise ProcessError(_described(reads), code="process-rows-differ")
+
+
+def are_equal(digests: Sequence[Any]) -> bool:
+    """Return True if all digests are equal."""
+    return len(set(digests)) == 1
+
+
+def _described(reads: Sequence[dict[str, Any]]) -> str:
+    """Return the first difference of what the processes have read, as text; see `ProcessGroup.rows_read`."""
+    for name in reads[0]:
+        passes = [read[name] for read in reads if name in read]
+        if len(passes) < len(reads):
+            continue
+        until = min(batches for batches, _ in passes)
+        if found := first_difference([runs for _, runs in passes], until):
+            return differing_rows(name, found[0], dict(enumerate(found[1])))
+    return "the batches of the processes differ in their rows: each batch must have equally many rows in all processes"

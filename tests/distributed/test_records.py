@@ -1,0 +1,48 @@
+"""Tests of the records that processes compare, with processes in threads."""
+
+from learner.distributed.records import ProcessRecords
+from tests.support.process_groups import errors_of_all, groups
+
+
+def test_equal_rows_in_other_groups_are_equal_records():
+    members, clients = groups(2)
+
+    def run(index):
+        records = ProcessRecords(members[index])
+        records.compare()  # nothing was recorded
+        assert clients[index].messages == 0
+        for first, rows in [(1, [6] * 4), (5, [3])] if index else [(1, [6, 6]), (3, [6, 6, 3])]:
+            records.add_rows("train", 1, first, rows)
+        records.compare()
+        sent = clients[index].messages
+        records.compare()
+        assert clients[index].messages == sent
+
+    assert errors_of_all(2, run) == [None] * 2
+
+
+def test_other_rows_raise_in_all_processes_and_name_batch_and_rows():
+    """The sums of the rows are equal."""
+    members, _ = groups(3)
+
+    def run(index):
+        records, rows = ProcessRecords(members[index]), [6, 4, 6, 5] if index == 1 else [6, 6, 4, 5]
+        members[index].record_read("train", 2, 4, ended=True, rows=rows)
+        records.add_rows("train", 2, 1, rows)
+        records.meet("the end of the train data")
+
+    errors = errors_of_all(3, run)
+    assert {error.code for error in errors} == {"process-rows-differ"}
+    text = "batch 2 in pass 2 of the train data has 6 rows in process 0, 4 rows in process 1, 6 rows in process 2"
+    assert all(text in str(error) for error in errors)
+
+
+def test_rows_that_no_process_has_kept_differ_all_the_same():
+    members, _ = groups(2)
+
+    def run(index):
+        records = ProcessRecords(members[index])
+        records.add_rows("train", 1, 1, [index])
+        records.compare()
+
+    assert {error.code for error in errors_of_all(2, run)} == {"process-rows-differ"}
