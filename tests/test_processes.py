@@ -301,6 +301,36 @@ def test_other_rows_in_a_batch_of_one_process_end_all(tmp_path):
     assert max(saved_steps(tmp_path / "run"), default=0) < 3
 
 
+UPDATES = {
+    "learning rate of one": ([None, {"lr_scale": 0.1}], "none in process 0; lr_scale=0.1 in process 1"),
+    "other models": ([{"model": 1.0}, {"model": 2.0}], "model=<checksum "),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("updates", "text"), UPDATES.values(), ids=UPDATES)
+def test_other_updates_of_a_hook_in_one_process_end_all(tmp_path, updates, text):
+    """The replicas of the model would differ from here on. No checkpoint contains the updates."""
+    save = {"every_steps": 1, "keep_last": 9}
+    for process in ended_soon(tmp_path / "run", "", "", epochs=50, save=save, updates=updates):
+        assert process.code == 2, f"{process.code}\n{process.out}\n{process.err[-3000:]}"
+        error = last_line(process)["error"]
+        assert "the hook update did not return the same updates in all processes after step 4: " in error
+        assert text in error
+    assert max(saved_steps(tmp_path / "run")) < 4
+
+
+@pytest.mark.full
+def test_equal_updates_of_all_processes_are_those_of_one(tmp_path):
+    """The arrays of the model are replicated, or sharded over the processes."""
+    updates = [{"lr_scale": 0.5, "model": 1.0}] * 2
+    expected = alone(tmp_path / "one", updates=updates)
+    trained(tmp_path / "run", 2, updates=updates)
+    close(expected, left(tmp_path / "run"))
+    trained(tmp_path / "sharded", 2, updates=updates, rules="fsdp")
+    close(expected, left(tmp_path / "sharded"))
+
+
 EVALUATIONS = {
     "shorter data": ({"lengths": [5, 3]}, "process 1 at 'the end of the valid data after 3 batches'"),
     "other rows": ({"own": True, "last_rows": [12, 10]}, "batch 5 in pass 1 of the valid data has 1"),

@@ -1,22 +1,26 @@
 """Records of what all processes of a run must do alike, compared where the processes meet."""
 
+import collections
+import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from learner.distributed.process_group import ProcessGroup
+from learner.distributed.process_group import ProcessGroup, named_processes
 from learner.distributed.row_counts import differing_rows, first_difference
 from learner.errors import ProcessError
 from learner.util.ownership import ThreadOwned
 
 COMPARED = "the comparison of the processes"
+KEPT = 1000  # updates of hooks between two meetings
+Json = Any
 
 
 class ProcessRecords(ThreadOwned):
-    """The rows of the batches that this process has dispatched. It belongs to the loop's thread.
+    """The rows of the batches that this process has dispatched, and the updates that its hooks have returned.
 
-    Recording sends nothing. Meetings that take place anyway exchange the digest; `compare` is a meeting of its own, if
-    something has been recorded since the last one.
+    It belongs to the loop's thread. Recording sends nothing. Meetings that take place anyway exchange the digest;
+    `compare` is a meeting of its own, if something has been recorded since the last one.
 
     Args:
       processes: the processes of the run.
@@ -29,6 +33,7 @@ class ProcessRecords(ThreadOwned):
         self._processes = processes
         self.digest = 0
         self._is_pending = False
+        self._updates: collections.deque[Json] = collections.deque(maxlen=KEPT)  # since the last meeting
 
     def add_rows(self, split: str, number: int, first: int, rows: Sequence[int]) -> None:
         """Record the rows of batches that are dispatched next.
@@ -42,6 +47,16 @@ class ProcessRecords(ThreadOwned):
         # One batch at a time: processes that cut their dispatches differently have the same digest in the end.
         for batch, count in enumerate(rows, first):
             self._add(f"{split} {number} {batch} {count}")
+
+    def call_hooks(self) -> None:
+        """Record that hooks are called, which all processes do at the same steps."""
+        # A hook that returns no updates adds no record: without this, only some processes would meet.
+        self._is_pending = True
+
+    def add_updates(self, hook: str, step: int, updates: Mapping[str, Json]) -> None:
+        """Record what a hook has changed after a step: JSON values by name."""
+        self._updates.append([step, hook, dict(updates)])
+        self._add(json.dumps(self._updates[-1]))
 
     def _add(self, text: str) -> None:
         self.digest = zlib.crc32(text.encode(), self.digest)
@@ -64,16 +79,49 @@ class ProcessRecords(ThreadOwned):
         self._is_pending = False
         if not equal:
             self._raise_difference()
+        self._updates.clear()
 
     def _raise_difference(self) -> None:
         # What was read rather than dispatched: a process may have dispatched the batches in other groups.
-        reads = self._processes.all_gather_json(self._processes.rows_read(), "the rows of batches")
+        own = [self._processes.rows_read(), list(self._updates)]
+        reads, updates = zip(*self._processes.all_gather_json(own, "what differs"), strict=True)
+        if text := _differing_updates(updates):
+            raise ProcessError(text, code="process-updates-differ")
         raise ProcessError(_described(reads), code="process-rows-differ")
 
 
 def are_equal(digests: Sequence[Any]) -> bool:
     """Return True if all digests are equal."""
     return len(set(digests)) == 1
+
+
+def _differing_updates(updates: Sequence[Sequence[Json]]) -> str:
+    """Return the first updates of hooks that differ between the processes, as text; empty if there are none.
+
+    >>> print(_differing_updates([[], [[20, "halve", {"lr_scale": 0.5}]]]).partition(":")[0])
+    the hook halve did not return the same updates in all processes after step 20
+    """
+    for number in range(max(map(len, updates))):
+        current: list[Json] = [of_process[number] if number < len(of_process) else None for of_process in updates]
+        if all(update == current[0] for update in current):
+            continue
+        # A process without the updates of this hook has later ones here.
+        step, hook, _ = min((update for update in current if update is not None), key=lambda update: update[0])
+        processes = collections.defaultdict(list)
+        for index, update in enumerate(current):
+            is_of_hook = update is not None and update[:2] == [step, hook]
+            processes[_shown(update[2] if is_of_hook else {})].append(index)
+        each = "; ".join(f"{text} in {named_processes(indices)}" for text, indices in processes.items())
+        return (
+            f"the hook {hook} did not return the same updates in all processes after step {step}: {each}. Their models "
+            "would no longer be equal: return the same Updates in every process, by values that all of them have"
+        )
+    return ""
+
+
+def _shown(updates: Mapping[str, Json]) -> str:
+    """Return updates as text: `lr_scale=0.5`, or `none`."""
+    return ", ".join(f"{name}={value}" for name, value in updates.items()) or "none"
 
 
 def _described(reads: Sequence[dict[str, Any]]) -> str:

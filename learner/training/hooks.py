@@ -16,6 +16,7 @@ from learner.models.params import trainable_params
 from learner.runs.appended import shortest
 from learner.runs.file_names import file_name
 from learner.steps.step_definition import changed_attributes
+from learner.training.checks.agreement import sampled_digest
 from learner.training.number_log import NumberLog
 from learner.training.programs.executor import Runner
 from learner.training.progress.position import Position
@@ -52,7 +53,8 @@ class EpochInfo:
 @dataclasses.dataclass(frozen=True)
 class Updates:
     """The result of a hook that changes the run. Changes apply before the next step. The checkpoint of this step
-    contains them, so a resumed run has them or calls the hook again.
+    contains them, so a resumed run has them or calls the hook again. In a run of several processes, all must return the
+    same: another `lr_scale` or `model` ends them with an error before the next validation or save.
 
     Attributes:
       model: the hook's model, with other values in its arrays. The optimizer's state is kept.
@@ -95,6 +97,8 @@ class HookCaller:
         """Call each hook with `(info, model)`."""
         if not hooks:
             return
+        if self._stop.records is not None:
+            self._stop.records.call_hooks()
         numbers: dict[str, float] = {}
         samples: dict[str, Sample] = {}
         sources: dict[tuple[str, bool], Callable[..., Any]] = {}
@@ -170,6 +174,19 @@ class HookCaller:
             self._reporter.journal(UPDATE, epoch=p.shown_epoch, step=p.step, hook=name, model=replaced, lr_scale=scale)
         if stop is not None:
             self._stop.decide(f"hook {name}: {printable(str(stop))}")
+        if self._stop.records is not None and (replaced or scale is not None or stop is not None):
+            self._stop.records.add_updates(name, p.step, self._described(updates, stop))
+
+    def _described(self, updates: Updates, stop: str | None) -> dict[str, Any]:
+        """Return what all processes must have changed alike, as JSON."""
+        changes: dict[str, Any] = {}
+        if updates.lr_scale is not None:
+            changes["lr_scale"] = float(updates.lr_scale)
+        if updates.model is not None:
+            changes["model"] = f"<checksum {sampled_digest(self._runner.arrays_of(updates.model)):08x}>"
+        if stop is not None:
+            changes["stop"] = True  # the texts of the reasons may differ, and that of one process counts
+        return changes
 
     def _warn_of_attributes(self, updates: Updates, hook: Callable[..., Any], before: dict[str, Any]) -> None:
         """Warn once about attributes of a returned model that are no variables, and which the hook has changed."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup
+from learner.distributed.records import ProcessRecords
 from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.util.json_values import decode
@@ -228,12 +229,17 @@ class StopController:
         # Reset when sent: all processes receive it at this meeting, and save at the same step.
         return {"reason": self._own_request(), "save": _take_save(self._request), **self._status()}
 
+    @property
+    def records(self) -> ProcessRecords | None:
+        """Return what all processes must do alike; None in a single process. It belongs to the loop's thread."""
+        return None if self._consensus is None else self._consensus.records
+
     def compare_processes(self) -> None:
         """Raise `ProcessError` if the processes have done different things since they met last. Called by the loop's
         thread before their common state is measured or saved.
         """
-        if self._consensus is not None:
-            self._consensus.records.compare()
+        if self.records is not None:
+            self.records.compare()
 
     @property
     def may_have_halted(self) -> bool:

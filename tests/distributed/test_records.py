@@ -1,5 +1,7 @@
 """Tests of the records that processes compare, with processes in threads."""
 
+import re
+
 from learner.distributed.records import ProcessRecords
 from tests.support.process_groups import errors_of_all, groups
 
@@ -35,6 +37,48 @@ def test_other_rows_raise_in_all_processes_and_name_batch_and_rows():
     assert {error.code for error in errors} == {"process-rows-differ"}
     text = "batch 2 in pass 2 of the train data has 6 rows in process 0, 4 rows in process 1, 6 rows in process 2"
     assert all(text in str(error) for error in errors)
+
+
+def errors_of_updates(*updates_of_each):
+    """Return the error of each process whose hooks return these updates, as `(hook, step, updates)`."""
+    members, _ = groups(len(updates_of_each))
+
+    def run(index):
+        records = ProcessRecords(members[index])
+        for update in updates_of_each[index]:
+            records.add_updates(*update)
+        records.call_hooks()
+        records.compare()
+
+    return errors_of_all(len(updates_of_each), run)
+
+
+def test_updates_of_some_processes_raise_in_all_and_name_hook_step_and_processes():
+    first, second = ("halve", 20, {"lr_scale": 0.5}), ("clip", 20, {"model": "<checksum 0>"})
+    for updates, text in [
+        (([], [first], []), "the hook halve did not .* after step 20: none in processes 0 and 2; lr_scale=0.5 in pro"),
+        (
+            ([first, second], [second]),
+            "the hook halve did not .* step 20: lr_scale=0.5 in process 0; none in process 1",
+        ),
+        (
+            ([first, second], [first]),
+            "the hook clip did not .* step 20: model=<checksum 0> in process 0; none in proce",
+        ),
+        (
+            ([("halve", 9, {"lr_scale": 0.1})], [first]),
+            "the hook halve did not .* step 9: lr_scale=0.1 in process 0; n",
+        ),
+    ]:
+        errors = errors_of_updates(*updates)
+        assert {error.code for error in errors} == {"process-updates-differ"}
+        assert all(re.search(text, str(error)) for error in errors), errors[0]
+
+
+def test_equal_updates_pass():
+    updates = [("halve", 20, {"lr_scale": 0.5}), ("halve", 30, {"lr_scale": 0.25})]
+    assert errors_of_updates(updates, updates) == [None, None]
+    assert errors_of_updates([], []) == [None, None]
 
 
 def test_rows_that_no_process_has_kept_differ_all_the_same():

@@ -46,7 +46,7 @@ def train(coordinator, count, index, directory, kind, given):
     from flax import nnx
     from jax.experimental import multihost_utils
 
-    from learner import LearnerBuilder, LearnerError
+    from learner import LearnerBuilder, LearnerError, Updates
     from learner.checkpoint import places
     from learner.data import DataLoaderBuilder, PerProcess
     from learner.distributed.process_group import leave
@@ -106,6 +106,15 @@ def train(coordinator, count, index, directory, kind, given):
     if at.get("process") == index and at["what"] == "manifest":
         killed_in(places, "write_manifest", at["number"])
 
+    def update(info, model):
+        if info.step == 4 and (given := options["updates"][index]):
+            changed = {}
+            if "model" in given:
+                model.out.bias[...] += given["model"]
+                changed = {"model": model}
+            return Updates(**{**given, **changed})
+        return None
+
     def hook(info, model):
         if at.get("process") != index or at.get("step") != info.step:
             return
@@ -138,6 +147,8 @@ def train(coordinator, count, index, directory, kind, given):
         builder.metrics(Perplexity())
     if "early" in options:
         builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=options["early"], min_delta=9.0))
+    if "updates" in options:
+        builder.every(1, update)
     if scores := options.get("scores"):
         builder.on_epoch_end(lambda info, model: {"Score": scores[index][info.epoch - 1]})
         builder.early_stopping(MetricEarlyStopping("custom/Score", "min", patience=2))

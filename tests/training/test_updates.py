@@ -1,5 +1,7 @@
 """Tests of `Updates`: hooks that change the model and the learning rate of a run."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +10,15 @@ import pytest
 from flax import nnx
 
 from learner import LearnerWarning, Updates
+from learner.distributed.consensus import Consensus
 from learner.optimizers import Ema
 from learner.schedules import ReduceOnPlateau
 from learner.strategies import Replicated, Sharded, fsdp
+from learner.training.hooks import HookCaller
+from learner.training.progress.position import Position
+from learner.training.stopping import StopController, StopRequest
 from tests.support.codes import raises_code
+from tests.support.process_groups import errors_of_all, groups
 from tests.support.runs import (
     Net,
     T,
@@ -35,6 +42,40 @@ BOUND = 0.15
 
 def clip(info, model):
     return Updates(model={**model, "w": jnp.clip(model["w"], -BOUND, BOUND)}, values={"step": info.step})
+
+
+@pytest.mark.parametrize(
+    ("updates", "text"),
+    [
+        ([None, {"lr_scale": 0.1}], "none in process 0; lr_scale=0.1 in process 1"),
+        ([{"lr_scale": 0.1, "values": {"a": 1}}, {"lr_scale": 0.1, "values": {"a": 2}}], ""),
+        ([{"model": 1.0}, {"model": 2.0}], "model=<checksum "),
+        ([{"model": 1.0}, {"model": 1.0, "lr_scale": 1.0}], "lr_scale=1.0, model=<checksum "),
+        ([{"stop": "here, at 1"}, {"stop": "here, at 2"}], ""),
+    ],
+    ids=["one", "values", "model", "more", "stop"],
+)
+def test_processes_whose_hooks_return_other_updates_end(updates, text):
+    members, _ = groups(2)
+
+    def run(index):
+        stop = StopController(StopRequest(), consensus=Consensus(members[index], clock=lambda: 0.0))
+        ignore = lambda *arguments, **fields: None  # noqa: E731
+        runner = SimpleNamespace(model=float, arrays_of=lambda model: {"w": np.float32(model)})
+        runner.attributes_of, runner.replace_model, runner.scale_lr = lambda model: {}, ignore, ignore
+        reporter = SimpleNamespace(newest=dict, halted=None, journal=ignore)
+        numbers, validator = SimpleNamespace(log=ignore), SimpleNamespace(sets_lr=False)
+
+        def change(info, model):
+            return None if updates[index] is None else Updates(**updates[index])
+
+        HookCaller(runner, reporter, numbers, stop, validator).call([change], Position(epoch=1, step=20), None)
+        stop.compare_processes()
+
+    errors = errors_of_all(2, run)
+    assert {getattr(error, "code", "") for error in errors} == {"process-updates-differ" if text else ""}
+    if text:
+        assert all("the hook change" in str(error) and text in str(error) for error in errors)
 
 
 def numpy_descent(steps, *, lr=lambda step: 0.05, bound=np.inf, every=1, rows=4):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner import LearnerError
-from learner.training.checks.agreement import digest, propagate_failures
+from learner.training.checks.agreement import SAMPLED, digest, propagate_failures, sampled_digest
 from learner.training.checks.step_tracing import Tracing
 
 
@@ -25,6 +25,21 @@ def test_the_digest_of_arrays_covers_each_value():
 def test_the_digest_covers_python_numbers():
     """`nnx.Variable(0.5)` contains one."""
     assert digest({"w": 0.5}) == digest({"w": 0.5}) != digest({"w": 0.25})
+
+
+def test_the_digest_of_samples_covers_names_keys_and_large_arrays():
+    large = jnp.zeros((3, SAMPLED))
+    trees = [
+        {"w": large, "key": jax.random.key(0)},
+        {"w": large + 1.0, "key": jax.random.key(0)},
+        {"w": large, "key": jax.random.key(1)},
+        {"v": large, "key": jax.random.key(0)},
+        {"w": large, "key": jax.random.key(0), "n": 0.5},
+    ]
+    assert len({sampled_digest(tree) for tree in trees}) == 5
+    assert sampled_digest(trees[0]) == sampled_digest(
+        {"w": np.zeros((3, SAMPLED), np.float32), "key": jax.random.key(0)}
+    )
 
 
 class Peers:
