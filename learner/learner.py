@@ -266,7 +266,8 @@ class Learner(Generic[ModelT]):
         `split` or `checkpoint`, it evaluates a checkpoint of the run.
 
         Args:
-          data: as `valid` of `fit`, read to its end.
+          data: as `valid` of `fit`, read to its end. Several processes must pass the same data, and each computes its
+            share of every batch; `PerProcess` marks data that differs between them.
           split: a name, such as `"test"`. The values are written to the run as this split, at the epoch and step of the
             checkpoint: to its log, `evaluations.jsonl` and the summary. Comparisons and reports show them.
           checkpoint: `"best"`, `"latest"`, or the epoch of the checkpoint. Default: the one that `checkpoint()`

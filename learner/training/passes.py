@@ -13,6 +13,7 @@ from learner.errors import LearnerError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
 from learner.strategies.own_context import own_context
+from learner.training.checks.agreement import data_description
 from learner.training.checks.row_relations import warnings_of_batches
 from learner.training.checks.step_checks import check_predict, trace_valid
 from learner.training.checks.validation_state import warnings_of_valid
@@ -50,9 +51,11 @@ def evaluate(
     the texts in `warned`, which gets them.
     """
     refuse_endless(inputs)
-    sizes = {split: [inputs.batch_shapes(split), source.batches] for split, source in inputs.valid.items()}
-    # Before any program runs, as the devices of all processes take part in each.
-    processes.agree("what they evaluate", sizes)
+    if processes.count > 1:
+        # Before any program runs, as the devices of all processes take part in each. And each process keeps its rows of
+        # data that all read in full: with other data in each, the values would be those of an arbitrary mixture.
+        described = {name: data_description(inputs, name, x.fingerprint()) for name, x in inputs.valid.items()}
+        processes.agree("what they evaluate", described)
     options, step = definition.options, definition.step
     problems, texts = [], []
     for split, first in inputs.first_batches.items():

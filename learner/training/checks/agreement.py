@@ -54,13 +54,7 @@ def description(
     schedules, by name; `first_values`: a hash of the model's initial values, or of the function that makes them, None
     for a resumed run; `fingerprint`: see `learner.training.checks.fingerprints`.
     """
-    splits = {}
-    for split in inputs.first_batches:
-        source = inputs.source(split)
-        # The first row belongs to the process's own share, so it differs. The contents are part of `first_digest`.
-        facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None, CONTENTS: None}}
-        facts["values (PerProcess marks data of one process)"] = source.first_digest
-        splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
+    splits = {split: data_description(inputs, split, fingerprint["data"][split]) for split in inputs.first_batches}
     return {
         # First: the shapes of parts of a batch follow from it, and only a few differences are shown.
         "strategy": [strategy.description, repr(getattr(strategy, "rules", None))],
@@ -81,6 +75,17 @@ def description(
         "hooks": [len(options.on_epoch_end), [every for every, _ in options.every]],
         "programs": fingerprint["programs"],
     }
+
+
+def data_description(inputs: Inputs, split: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a split that all processes must agree on, as JSON. `facts`: its facts, which do not
+    count for data of each process.
+    """
+    source = inputs.source(split)
+    # The first row belongs to the process's own share, so it differs. The contents are part of `first_digest`.
+    common: dict[str, Any] = {} if source.own else {"facts": {**facts, FIRST_ROW: None, CONTENTS: None}}
+    common["values (PerProcess marks data of one process)"] = source.first_digest
+    return {"first batch": inputs.batch_shapes(split), "batches": source.batches, **common}
 
 
 def digest(arrays: PyTree) -> int | None:

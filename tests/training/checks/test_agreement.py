@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from learner import LearnerError
-from learner.training.checks.agreement import SAMPLED, digest, propagate_failures, sampled_digest
+from learner.data import DataLoaderBuilder, PerProcess
+from learner.data.sharding import ProcessShard
+from learner.data.source import source_of
+from learner.training.checks.agreement import SAMPLED, data_description, digest, propagate_failures, sampled_digest
 from learner.training.checks.step_tracing import Tracing
+from learner.training.feed.inputs import Inputs
 
 
 def test_the_digest_of_arrays_covers_each_value():
@@ -40,6 +44,32 @@ def test_the_digest_of_samples_covers_names_keys_and_large_arrays():
     assert sampled_digest(trees[0]) == sampled_digest(
         {"w": np.zeros((3, SAMPLED), np.float32), "key": jax.random.key(0)}
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (lambda batches: [jax.tree.map(lambda x: x + 1, batch) for batch in batches], True),
+        (lambda batches: PerProcess([jax.tree.map(lambda x: x[2:] + 1, batch) for batch in batches]), False),
+        (lambda batches: DataLoaderBuilder().batch_size(4).build({"x": np.ones((8, 2))}), True),
+        (lambda batches: DataLoaderBuilder().batch_size(4).shuffle(1).build({"x": np.zeros((8, 2))}), True),
+        (lambda batches: DataLoaderBuilder().batch_size(4).shuffle(0).build({"x": np.zeros((8, 2))}), False),
+    ],
+    ids=["values", "own values", "values of a loader", "another order", "the same loader"],
+)
+def test_data_of_processes_is_described_by_its_values_and_its_order(other, differs):
+    batches = [{"x": np.zeros((4, 2))}] * 2
+    given = [batches, other(batches)]
+    if isinstance(given[1], PerProcess):
+        given[0] = PerProcess([jax.tree.map(lambda x: x[:2], batch) for batch in batches])
+    elif not isinstance(given[1], list):
+        given[0] = DataLoaderBuilder().batch_size(4).shuffle(0).build({"x": np.zeros((8, 2))})
+    described = []
+    for index, data in enumerate(given):
+        source = source_of(data, "valid", share=ProcessShard(index, 2, 2))
+        inputs = Inputs(None, {"valid": source}, {"valid": source.peek(1)})
+        described.append(data_description(inputs, "valid", source.fingerprint()))
+    assert (described[0] != described[1]) == differs
 
 
 class Peers:
