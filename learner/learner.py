@@ -282,6 +282,10 @@ class Learner(Generic[ModelT]):
     def predict(self, data: Any) -> Iterator[Any]:
         """Yield the outputs of the predict step on the host, batch by batch in the order of `data`, each row once.
         Without a predict step, the valid step is used. The model is the same as in `evaluate`.
+
+        Of several processes, each yields the outputs of the rows that it passes itself, with or without `PerProcess`;
+        all must pass equally many batches. If the model is sharded over processes and not gathered, as with tensor
+        parallelism over them, all must pass the same data.
         """
         self.definition.refuse_population("predict")
         return self._evaluator.predict(data)

@@ -360,6 +360,23 @@ def test_processes_with_different_predictions_end(tmp_path, lengths):
 
 
 @pytest.mark.full
+def test_each_process_predicts_its_own_rows_unless_devices_share_them(tmp_path):
+    """With tensor parallelism over the processes, their devices would mix the activations of different rows."""
+    seeds = [1, 2]
+    expected = [alone(tmp_path / f"one-{seed}", predict=True, lengths=[5], data_seeds=[seed]) for seed in seeds]
+    trained(tmp_path / "own", 2, predict=True, rules="fsdp", lengths=[5, 5], data_seeds=seeds)
+    trained(tmp_path / "same", 2, predict=True, rules="tensor", lengths=[5, 5])
+    for index in range(2):
+        close(expected[index], left(tmp_path / "own", index))
+        close(expected[0], left(tmp_path / "same", index))
+    options = {"predict": True, "rules": "tensor", "lengths": [5, 5], "data_seeds": seeds}
+    for process in ended_soon(tmp_path / "mixed", "", "", **options):
+        assert process.code == 2, f"{process.code}\n{process.out}\n{process.err[-3000:]}"
+        assert "the processes predict different data" in last_line(process)["error"]
+    assert not (tmp_path / "mixed").exists()
+
+
+@pytest.mark.full
 def test_models_that_differ_in_a_value_are_refused(tmp_path):
     """Only a constant within the programs differs."""
     differ = "programs.hashes.train is "

@@ -81,6 +81,14 @@ class Strategy(abc.ABC):
         """
         return None
 
+    def exchanges_rows(self, state: PyTree) -> bool:
+        """Return True if the devices of several processes compute a row together, also one that each of them has.
+
+        Args:
+          state: a `TrainState` of arrays or of their shapes.
+        """
+        return False
+
     def placed_shapes(self, state: PyTree) -> PyTree:
         """Return the shapes of a state, each with its sharding."""
         shape = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731

@@ -104,6 +104,16 @@ class Sharded(Strategy):
             return None
         return lambda part, tree: jax.tree.map(self._gathered, tree, split[part])
 
+    def exchanges_rows(self, state: PyTree) -> bool:
+        """See `Strategy`. Gathered arrays are whole in every process; those sharded over another axis stay sharded."""
+        specs = [without(spec, self._batch) for _, spec in self._specs(state).values()]
+        return any(self._spans_processes(axis) for axis in {name for spec in specs for name in names_of(spec)})
+
+    def _spans_processes(self, axis: str) -> bool:
+        """Return True if devices in a line along an axis of the mesh belong to several processes."""
+        owners = np.vectorize(lambda device: device.process_index, otypes=[int])(self.mesh.devices)
+        return bool((np.diff(owners, axis=list(self.mesh.shape).index(axis)) != 0).any())
+
     def _gathered(self, array: Any, split: NamedSharding) -> Any:
         gathered = NamedSharding(self.mesh, without(split.spec, self._batch))
         if gathered.spec == split.spec:

@@ -198,7 +198,7 @@ class Evaluator:
         close_application_log(log)
 
     def predict(self, data: Any) -> Iterator[Any]:
-        """Yield the outputs of the predict step on the host, batch by batch. Every process yields all rows.
+        """Yield the outputs of the predict step on the host, batch by batch: of all rows that this process passes.
 
         Args:
           data: a loader, or other data that `fit` accepts.

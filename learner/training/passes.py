@@ -1,15 +1,17 @@
 """Passes over data without training: the metrics of the valid step, and the outputs of the predict step."""
 
 import contextlib
+import json
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
-from learner.data.batch_arrays import batch_arrays, refuse_wrapped
+from learner.data.batch_arrays import batch_arrays, digest_of, refuse_wrapped
 from learner.distributed.process_group import ProcessGroup
-from learner.distributed.records import ProcessRecords
-from learner.errors import LearnerError, one_error
+from learner.distributed.records import ProcessRecords, are_equal
+from learner.errors import LearnerError, ProcessError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
 from learner.strategies.own_context import own_context
@@ -105,7 +107,11 @@ def _name(key: str) -> str:
 def predict(
     definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of rows and the outputs of the predict step for each batch, on the host."""
+    """Yield the number of rows and the outputs of the predict step for each batch, on the host.
+
+    Each process passes its own data, and yields its outputs, unless the devices of several processes compute each row
+    together: then the data must be the same.
+    """
     if len(inputs.valid) > 1:
         raise LearnerError(
             f"predict got several loaders ({', '.join(inputs.valid)}); it takes one",
@@ -113,15 +119,53 @@ def predict(
         )
     for text in check_predict(definition.step, runner.state, next(iter(inputs.first_batches.values()))):
         warn(text)
-    (source,) = inputs.valid.values()
+    ((split, source),) = inputs.valid.items()
+    compared = None
+    if processes.count > 1 and runner.strategy.exchanges_rows(runner.state):
+        compared = SharedRows(processes)
+        # Before any program runs. Rows in memory are compared as a whole, by their checksum, others batch by batch.
+        compared.add([inputs.batch_shapes(split), source.batches, source.fingerprint()])
+        compared.add(digest_of(inputs.first_batches[split]))
+        compared.meet("the data to predict")
     number = 0
     for number, batch in enumerate(source.open(1), 1):
         arrays = batch_arrays(batch, "given")
         refuse_wrapped(arrays, "given")
         # Before the dispatch: devices wait for the devices of all processes.
-        processes.record_read("given", 1, number, ended=False)
+        rows = len(jax.tree.leaves(arrays)[0])
+        if compared is None:  # the processes may have other rows
+            processes.record_read("given", 1, number, ended=False)
+        else:
+            processes.record_read("given", 1, number, ended=False, rows=[rows])
+            compared.add(digest_of(arrays))
         with own_context():  # not for the caller's code between two batches
             outputs = jax.device_get(runner.outputs(arrays, number - 1))
-        yield len(jax.tree.leaves(arrays)[0]), outputs
+        yield rows, outputs
     processes.record_read("given", 1, number, ended=True)
-    processes.agree(f"the end of the given data after {number} batches", True)
+    end = f"the end of the given data after {number} batches"
+    if compared is None:
+        processes.agree(end, True)
+    else:
+        compared.meet(end)
+
+
+class SharedRows:
+    """The data that all processes must predict, as their devices compute each row together."""
+
+    def __init__(self, processes: ProcessGroup) -> None:
+        self._processes, self._digest = processes, 0
+
+    def add(self, value: Any) -> None:
+        """Add a JSON value that all processes must have."""
+        self._digest = zlib.crc32(json.dumps(value, sort_keys=True).encode(), self._digest)
+
+    def meet(self, what: str) -> None:
+        """Meet the other processes, and raise `ProcessError` in all if their values differ."""
+        if not self._processes.all_reduce_json(self._digest, are_equal, what):
+            raise ProcessError(
+                "the processes predict different data, and the model is sharded over them, so that their devices "
+                "compute each row together: pass the same data in every process, each of which yields the outputs of "
+                "all rows. Or use a strategy that gathers the arrays of the model or does not shard them over "
+                "processes, such as strategy(Sharded(rules=fsdp())): then each process predicts its own rows",
+                code="learner-predict-data-differs",
+            )

@@ -1,6 +1,7 @@
 """Tests of strategies on several devices: placement, shardings and refused input."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -317,3 +318,30 @@ def test_equinox_batch_norm_in_ema_mode_is_refused_by_replicated(tmp_path):
     )
     with raises_code("model-batch-norm-mode"):
         learner.fit(batch)
+
+
+DATA_TENSOR = {"data": 2, "model": 2}
+ON_MODEL = {"w": (None, "model")}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "owners", "rules", "exchanges"),
+    [
+        ({"data": 4}, [0, 0, 1, 1], None, False),
+        ({"data": 4}, [0, 0, 1, 1], fsdp(1), False),
+        (DATA_TENSOR, [[0, 0], [1, 1]], ON_MODEL, False),
+        (DATA_TENSOR, [[0, 1], [0, 1]], ON_MODEL, True),
+        (DATA_TENSOR, [[0, 1], [0, 1]], fsdp(1), False),
+        (DATA_TENSOR, [[0, 0], [1, 1]], {"w": ("data", "model")}, False),
+        ({"model": 4}, [0, 0, 1, 1], ON_MODEL, True),
+        ({"model": 4}, [0, 0, 0, 0], ON_MODEL, False),
+    ],
+)
+def test_rows_are_exchanged_where_arrays_stay_sharded_over_processes(sizes, owners, rules, exchanges):
+    """Arrays sharded over the axis of the rows are gathered before they are used."""
+    strategy = Sharded(sizes, rules, devices=4)
+    devices = [SimpleNamespace(process_index=owner) for owner in np.ravel(owners)]
+    strategy.mesh = SimpleNamespace(shape=sizes, devices=np.reshape(devices, list(sizes.values())))
+    state = SimpleNamespace(params={"w": np.zeros((8, 8))}, model_state={})
+    assert strategy.exchanges_rows(state) == exchanges
+    assert not Replicated(jax.devices()[:2]).exchanges_rows(state)

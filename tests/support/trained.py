@@ -139,6 +139,8 @@ def train(coordinator, count, index, directory, kind, given):
         builder.with_file_checkpointer(**{"keep_last": 9, "keep_best": 0, **save})
     if options["rules"] == "fsdp":
         builder.strategy(Sharded(rules=fsdp(1)))
+    elif options["rules"] == "tensor":
+        builder.strategy(Sharded({"data": 1, "model": count}, {r".*kernel": (None, "model")}))
     elif count:
         builder.strategy(Sharded())
     if options.get("resume"):
@@ -195,7 +197,10 @@ def train(coordinator, count, index, directory, kind, given):
             print(json.dumps(learner.evaluate(data)), flush=True)
             return
         if options.get("predict"):
-            print(json.dumps({"batches": len(list(learner.predict(data)))}), flush=True)
+            logits = [np.asarray(output.logits) for output in learner.predict(data)]
+            os.makedirs(directory, exist_ok=True)
+            np.savez(f"{directory}/left-{index}.npz", logits=np.concatenate(logits))
+            print(json.dumps({"batches": len(logits)}), flush=True)
             return
         result = learner.fit(data, valid)
     except LearnerError as error:

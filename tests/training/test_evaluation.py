@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +16,22 @@ import pytest
 from flax import linen, nnx
 
 from learner import ClassificationOutput, LearnerError, Linen, RegressionOutput
-from learner.data import DataLoaderBuilder, csv
+from learner.data import DataLoaderBuilder, PerProcess, csv
+from learner.data.batch_arrays import batch_arrays
+from learner.data.source import source_of
 from learner.distributed.process_group import SingleProcess
 from learner.metrics import AUROC, Accuracy, By, CollectingMetric, ConfusionMatrix, Recall, Subset
 from learner.optimizers import Ema
 from learner.reports import html_report
 from learner.runs import RunReader, compare
 from learner.strategies import Sharded
+from learner.training import passes
 from learner.training.evaluation import Evaluator
+from learner.training.feed.inputs import Inputs
 from learner.training.follow import follow
 from learner.training.reporting.reporter import Reporter
 from tests.support.codes import raises_code
+from tests.support.process_groups import errors_of_all, groups
 from tests.support.runs import (
     ROWS,
     STEPS,
@@ -671,3 +677,59 @@ def test_another_precision_than_the_run_had_is_a_warning(tmp_path, call):
         assert [("bfloat16" in str(each.message), "float32" in str(each.message)) for each in caught] == [
             (True, True)
         ] * count
+
+
+# -- predictions of several processes ----------------------------------------------------------------------------------
+
+
+def errors_of_predictions(monkeypatch, *data_of_each, exchanges=True):
+    """Return the error and the number of outputs of each process that predicts its data."""
+    monkeypatch.setattr(passes, "check_predict", lambda *arguments: [])
+    members, _ = groups(len(data_of_each))
+    yielded = [0] * len(data_of_each)
+    strategy = SimpleNamespace(exchanges_rows=lambda state: exchanges)
+    runner = SimpleNamespace(strategy=strategy, state=None, outputs=lambda arrays, number: arrays)
+
+    def run(index):
+        source = source_of(data_of_each[index], "valid")
+        inputs = Inputs(None, {"valid": source}, {"valid": batch_arrays(source.peek(1), "valid")})
+        for rows, outputs in passes.predict(SimpleNamespace(step=None), runner, inputs, members[index]):
+            assert len(outputs["x"]) == rows
+            yielded[index] += 1
+
+    return errors_of_all(len(data_of_each), run), yielded
+
+
+def of_values(*values, rows=3):
+    return [{"x": np.full((rows, 2), value, np.float32)} for value in values]
+
+
+@pytest.mark.parametrize("mark", [lambda data: data, PerProcess])
+def test_processes_whose_devices_share_rows_must_predict_the_same_data(monkeypatch, mark):
+    """The contents of a list are known before it is read, those of a function's batches are not."""
+    same, last = of_values(1, 2), of_values(1, 3)
+    assert errors_of_predictions(monkeypatch, mark(same), mark(same)) == ([None, None], [2, 2])
+    for one, other, outputs in [
+        (same, of_values(3, 2), 0),
+        (same, of_values(1, 2, rows=4), 0),
+        (same, last, 0),
+        (lambda: iter(same), lambda: iter(of_values(3, 2)), 0),
+        (lambda: iter(same), lambda: iter(last), 2),
+    ]:
+        errors, yielded = errors_of_predictions(monkeypatch, mark(one), mark(other))
+        assert {error.code for error in errors} == {"learner-predict-data-differs"}
+        assert yielded == [outputs] * 2
+
+
+def test_rows_in_memory_are_compared_before_the_first_prediction(monkeypatch):
+    loaders = [DataLoaderBuilder().batch_size(2).build({"x": np.arange(end - 4.0, end)}) for end in (4, 4)]
+    assert errors_of_predictions(monkeypatch, *loaders) == ([None, None], [2, 2])
+    loaders[1] = DataLoaderBuilder().batch_size(2).build({"x": np.array([0.0, 1.0, 2.0, 7.0])})
+    errors, yielded = errors_of_predictions(monkeypatch, *loaders)
+    assert {error.code for error in errors} == {"learner-predict-data-differs"}
+    assert yielded == [0, 0]
+
+
+def test_processes_may_predict_other_rows_if_their_devices_do_not_share_them(monkeypatch):
+    data = of_values(1, 2), of_values(3, 4, rows=5)
+    assert errors_of_predictions(monkeypatch, *data, exchanges=False) == ([None, None], [2, 2])
