@@ -336,6 +336,8 @@ EVALUATIONS = {
     "other rows": ({"own": True, "last_rows": [12, 10]}, "batch 5 in pass 1 of the valid data has 1"),
     "other values": ({"data_seeds": [1, 2]}, "data of one process) is "),
     "other values of batches": ({"lengths": [5, 5], "data_seeds": [1, 2]}, "data of one process) is "),
+    "other values of a split model": ({"rules": "tensor", "data_seeds": [1, 2]}, "data of one process) is "),
+    "own values of a split model": ({"rules": "tensor", "own": True}, "data of one process) is "),
     "another batch": ({"batches": [24, 12]}, "the processes of the run differ in what they evaluate"),
     "returned": ({"at": {"process": 1, "what": "exit early"}}, "process 1 ended before the run did"),
 }

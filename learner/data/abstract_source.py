@@ -55,6 +55,11 @@ class Source(abc.ABC):
         return 1 if self.share is None else self.share.count
 
     @property
+    def differs(self) -> bool:
+        """Return True if processes have different rows of their own, and False if all need the same data."""
+        return self.own and self.shares > 1
+
+    @property
     def claimed_batches(self) -> int | None:
         """Return the batches per epoch that the data itself claims to have; None if it claims none, or is limited."""
         return self.batches if self._most is None else None
@@ -93,7 +98,7 @@ class Source(abc.ABC):
         return []
 
     def _of_all_processes(self, facts: dict[str, Any]) -> dict[str, Any]:
-        if not self.own or self.shares == 1:
+        if not self.differs:
             return facts
         size = facts["batch_size"]  # of this process; the rows of other processes are unknown
         size = None if size is None else size * self.shares

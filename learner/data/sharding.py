@@ -74,7 +74,8 @@ class PerProcess:
 
     All processes must yield the same number of batches in an epoch, each with equally many rows in all of them, which
     together divide evenly over the devices; otherwise all end with an error, before the end of the epoch. Other axes,
-    such as that of padded sequences, may differ. With a single process it has no effect. Our loaders and a Grain
+    such as that of padded sequences, may differ. With a single process it has no effect, and if rows are not sharded
+    over processes, as with tensor parallelism over all of them, all must yield the same rows. Our loaders and a Grain
     `DataLoader` with `shard_options` need no mark, as they read only their share.
 
     Attributes:
@@ -183,7 +184,8 @@ class ShardedBatches(Batches):
 
     def peek(self) -> Any:
         """See `Batches`."""
-        self._digests = not self._own
+        # The only share is the same rows in all processes, also of their own data.
+        self._digests = not self._own or self._share.count == 1
         first = super().peek()
         self._digests = False
         return first

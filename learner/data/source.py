@@ -123,8 +123,8 @@ class LoaderSource(Source):
     def peek(self, epoch: int) -> PyTree:
         """See `Source`."""
         first = super().peek(epoch)
-        if self.shares > 1 and not self.own:
-            self.first_digest = self._loader.digest()  # each process reads a part of the batch
+        if self.share is not None and not self.differs:
+            self.first_digest = self._loader.digest()  # each process may read a part of the batch
         return first
 
     def fingerprint(self) -> dict[str, Any]:

@@ -330,7 +330,7 @@ class StreamMixtureSource(IterableSource):
     def fingerprint(self) -> dict[str, Any]:
         """See `Source`."""
         facts = super().fingerprint()
-        return facts if self.own and self.shares > 1 else {**facts, "dataset": repr(self._data)[:LONGEST]}
+        return facts if self.differs else {**facts, "dataset": repr(self._data)[:LONGEST]}
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         self._data.warn = warn  # of the run, for sources opened when a row is drawn

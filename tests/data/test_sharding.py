@@ -75,6 +75,23 @@ def test_digests_of_whole_batches(name):
     assert {source.first_digest for source in parts} == {None}
 
 
+@pytest.mark.parametrize("wrap", [lambda data: data, PerProcess])
+def test_digests_of_data_whose_rows_are_the_same_in_all_processes(wrap):
+    """As with tensor parallelism over the processes: there is one share."""
+    rows, share = {"x": np.arange(12)}, ProcessShard(0, 1, 1)
+
+    def digest(data):
+        source = source_of(wrap(data), "train", share=share)
+        source.peek(1)
+        return source.first_digest
+
+    loaders = [DataLoaderBuilder().batch_size(4).build({"x": rows["x"] + n}) for n in (0, 0, 1)]
+    lists = [[{"x": rows["x"] + n}] for n in (0, 0, 1)]
+    for first, same, other in (map(digest, loaders), map(digest, lists)):
+        assert isinstance(first, int)
+        assert first == same != other
+
+
 def test_digests_of_arrays_in_memory():
     def of(data, share, wrap=lambda loader: loader):
         loader = DataLoaderBuilder().batch_size(4).shuffle(seed=0).build(data)

@@ -83,7 +83,7 @@ def data_description(inputs: Inputs, split: str, facts: Mapping[str, Any]) -> di
     """
     source = inputs.source(split)
     # The first row belongs to the process's own share, so it differs. The contents are part of `first_digest`.
-    common: dict[str, Any] = {} if source.own else {"facts": {**facts, FIRST_ROW: None, CONTENTS: None}}
+    common: dict[str, Any] = {} if source.differs else {"facts": {**facts, FIRST_ROW: None, CONTENTS: None}}
     common["values (PerProcess marks data of one process)"] = source.first_digest
     return {"first batch": inputs.batch_shapes(split), "batches": source.batches, **common}
 

@@ -85,7 +85,7 @@ class Feeder:
         """Raise `ProcessError` in the iterators of `open` if data of unknown length, or of each process, has another
         length or other rows in another process. `records` gets the rows of the batches that are dispatched.
         """
-        if self._source.batches is None or (self._source.own and self._source.shares > 1):
+        if self._source.batches is None or self._source.differs:
             self._processes, self._records = processes, records
 
     @property
@@ -129,7 +129,7 @@ class Feeder:
             return self._source.bad_batch()
         found = nonfinite_rows(arrays)
         text = " and ".join(f"{name} (row {join_names([*map(str, bad)], 3)})" for name, bad in found.items())
-        if not self._source.own or self._source.shares == 1:
+        if not self._source.differs:
             return text
         return f"{text} of process {jax.process_index()}" if found else None
 

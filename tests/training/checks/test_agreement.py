@@ -72,6 +72,15 @@ def test_data_of_processes_is_described_by_its_values_and_its_order(other, diffe
     assert (described[0] != described[1]) == differs
 
 
+def test_own_data_is_described_if_all_processes_have_the_same_rows():
+    described = []
+    for value in range(2):
+        source = source_of(PerProcess([{"x": np.full(4, value)}]), "valid", share=ProcessShard(0, 1, 1))
+        inputs = Inputs(None, {"valid": source}, {"valid": source.peek(1)})
+        described.append(data_description(inputs, "valid", source.fingerprint()))
+    assert described[0] != described[1]
+
+
 class Peers:
     """A group of two processes whose other process has reported no failure."""
 
