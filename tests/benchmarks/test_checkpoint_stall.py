@@ -99,11 +99,11 @@ def test_a_run_is_measured(benchmarks, tmp_path, variant):
 
 @pytest.mark.full
 def test_the_command_measures_in_processes(benchmarks, tmp_path):
-    command = [sys.executable, "-m", "benchmarks.checkpoint_stall", "--size", "small", "--rounds", "2"]
+    command = [sys.executable, "-m", "benchmarks.checkpoint_stall", "--size", "small", "--rounds", "1"]
     command += ["--platform", "cpu", "--json", str(tmp_path / "all.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for row in benchmarks("checkpoint_stall").rows_of(benchmarks("stall_child").SIZES["small"].window):
         assert f"\n  {row.label:<52} " in done.stdout
     measured = json.loads((tmp_path / "all.json").read_text())["small"]
-    assert [round_.keys() for round_ in measured] == 2 * [{"learner", "hand", "start", "resume"}]
+    assert [round_.keys() for round_ in measured] == [{"learner", "hand", "start", "resume"}]

@@ -5,8 +5,6 @@ import enum
 import inspect
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -357,26 +355,3 @@ def test_a_compiled_model_may_contain_its_config():
     assert len(traced) == 1  # equal configs share one compilation
     static = jax.jit(lambda config: jnp.zeros(config.count), static_argnums=0)
     assert static(Everything(count=4)).shape == (4,)
-
-
-@pytest.mark.full
-def test_type_checkers_know_the_fields(tmp_path):
-    (tmp_path / "typed.py").write_text(
-        "from learner import Config\n"
-        "class A(Config):\n    size: int\n    names: list[str] = []\n"
-        "reveal_type(A(size=1).names)\n"
-        "A(size='a')\n"
-        "A()\n"
-        "A(size=1).size = 2\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", "cache", "typed.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"MYPYPATH": str(Path(__file__).parents[2]), "PATH": ""},
-    )
-    lines = [line.partition(": ")[2] for line in ran.stdout.splitlines() if line.startswith("typed.py")]
-    assert lines[0].startswith('note: Revealed type is "')
-    assert "list[" in lines[0]
-    assert [line.rpartition("[")[2] for line in lines[1:]] == ["arg-type]", "call-arg]", "misc]"]
