@@ -460,7 +460,8 @@ def mark_ended() -> None:
 
 def leave(text: str, patience: float = 5.0) -> None:
     """Report to the other processes, in any run, that this one ends because of an error. They raise it when they wait
-    for this one, and should leave as well; then all end together. Without other processes this does nothing.
+    for this one, and should leave as well; then all disconnect, and end together. Without other processes this does
+    nothing.
 
     Devices of the others may wait for those of this process, and JAX lets no process end before all do. So if not all
     have left in time, this process ends without them, which ends their wait.
