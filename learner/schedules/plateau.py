@@ -7,6 +7,7 @@ from typing import Any
 
 from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
+from learner.schedules.resolve import text_of
 from learner.util.json_values import decode
 from learner.util.number_checks import is_int
 
@@ -85,7 +86,7 @@ class ReduceOnPlateau:
 
     def __repr__(self) -> str:
         """Show the schedule or the current learning rate, and the monitored metric."""
-        lr = f"{self._lr:g}" if self.schedule is None else repr(self.schedule)
+        lr = f"{self._lr:g}" if self.schedule is None else text_of(self.schedule)
         return f"ReduceOnPlateau(lr={lr}, monitor={self._best.monitor!r})"
 
     @property
@@ -96,7 +97,9 @@ class ReduceOnPlateau:
         0.5
         """
         numbers = {"factor": self._factor, "patience": self._patience, "cooldown": self._cooldown}
-        return {**numbers, "min_lr": self._min_lr, "monitor": self._best.monitor, "min_delta": self._best.min_delta}
+        kind = {} if self.schedule is None else {"lowers": self.quantity}  # older runs had no schedule
+        best = self._best
+        return {**numbers, "min_lr": self._min_lr, "monitor": best.monitor, "min_delta": best.min_delta, **kind}
 
     def with_lr(self, lr: float) -> "ReduceOnPlateau":
         """Return a scheduler with the same settings and this initial rate, or with a schedule this initial factor."""
@@ -135,9 +138,15 @@ class ReduceOnPlateau:
 
     def get_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON-compatible values."""
-        return {"best": self._best.best, "rate": self._lr, "without": self._without, "resting": self._resting}
+        counts = {"without": self._without, "resting": self._resting}
+        return {"best": self._best.best, "rate": self._lr, **counts, "is_factor": self.schedule is not None}
+
+    def has_rate_of(self, state: Mapping[str, Any]) -> bool:
+        """Return True if the rate in a state of `get_state` is of the kind of `lr`: a learning rate, or a factor."""
+        return bool(state.get("is_factor", False)) == (self.schedule is not None)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `get_state`."""
-        self._best.best, self._lr = decode(state["best"]), state["rate"]
-        self._without, self._resting = state["without"], state["resting"]
+        """Restore a state of `get_state`. A rate of the other kind is not restored; see `has_rate_of`."""
+        self._best.best, self._without, self._resting = decode(state["best"]), state["without"], state["resting"]
+        if self.has_rate_of(state):
+            self._lr = state["rate"]

@@ -409,7 +409,8 @@ def _unsupported_rates(
     if isinstance(lr, ReduceOnPlateau) and options.exploit is not None:
         yield "with exploit has no ReduceOnPlateau", "both set the rate of a member; leave one of them out"
     elif isinstance(lr, ReduceOnPlateau) and _least_rate(population, lr) < float(lr.settings["min_lr"]):
-        yield "has rates below min_lr of its ReduceOnPlateau", "which would raise them; lower it"
+        what = "rates" if lr.schedule is None else "factors of the rate"
+        yield f"has {what} below min_lr of its ReduceOnPlateau", "which would raise them; lower it"
     if update is not None and any(member.hyperparameters for member in population.members):
         yield "with update= has no keywords of the optimizer", "seed and lr may differ"
     if population.waves and (options.halving is not None or options.exploit is not None):

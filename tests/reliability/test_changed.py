@@ -101,6 +101,18 @@ def test_from_a_plateau_to_a_float(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("numbers_first", [True, False])
+def test_between_a_number_and_a_schedule_that_a_plateau_lowers(tmp_path, numbers_first):
+    """The state of one has a rate, and that of the other a factor."""
+    rates = [0.05, optax.constant_schedule(0.05)]
+    for epochs, rate in enumerate(rates if numbers_first else rates[::-1], 1):
+        builder = saving(tmp_path / "run", epochs).resume()
+        result = build_line(builder, ReduceOnPlateau(rate, "valid/Loss")).fit(batches(), valid_data())
+    np.testing.assert_allclose(result.model["w"], by_hand(0.05, 0.05)["w"], rtol=2e-6)
+    assert "plateau: {" in log_of(tmp_path / "run")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(["jax", "device", "machine"], {"device"}))
 def test_another_version_or_machine(one_epoch, name):
     """The only warning: the rate is unchanged."""

@@ -59,6 +59,19 @@ def test_with_a_schedule_a_factor_is_lowered():
     assert "Linear(first=0.0, last=0.1)" in repr(plateau)
 
 
+def test_a_rate_is_not_restored_as_a_factor():
+    number, factor = ReduceOnPlateau(0.1, factor=0.5, patience=0), ReduceOnPlateau(Linear(0.1), factor=0.5, patience=0)
+    assert rates(number, [1.0, 1.0]) == [0.1, 0.05]
+    old = {name: x for name, x in number.get_state().items() if name != "is_factor"}  # of a version without schedules
+    factor.set_state(old)
+    assert rates(factor, [0.5, 2.0]) == [1.0, 0.5]  # the best value is restored
+    number.set_state(factor.get_state())
+    assert rates(number, [0.25]) == [0.05]
+    other = ReduceOnPlateau(0.2, factor=0.5)
+    other.set_state(old)
+    assert other.lr == 0.05
+
+
 def test_a_metric_without_a_new_value_changes_nothing():
     plateau = ReduceOnPlateau(1.0, "valid/Loss", patience=0)
     before = plateau.get_state()

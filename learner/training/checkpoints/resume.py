@@ -244,8 +244,9 @@ def first_state(plan: RunPlan, restored: Restored) -> TrainState:
     data = data_of(restored.progress, plan.processes.index, plan.processes.count, source.batches)
     # Before anything is changed: not all data can return to a position.
     source.refuse_position(position.epoch, position.batch, data)
-    of_plateau = restored.progress["plateau"] is not None or restored.progress.get("plateaus")
-    if (plan.plateau is not None and of_plateau) or plan.options.exploit is not None:
+    plateau, states = plan.plateau, [restored.progress["plateau"], *restored.progress.get("plateaus", ())]
+    of_plateau = plateau is not None and any(state is not None and plateau.has_rate_of(state) for state in states)
+    if of_plateau or plan.options.exploit is not None:
         return restored.state
     # The builder's learning rate may have changed; the factor from hooks stays.
     lr_scale = plan.strategy.place(scaled(definition.lr_scale, position.lr_factor))

@@ -251,11 +251,11 @@ def kind_of_loss(one: Any, other: Any, params: int) -> int:
     if not _correspond(one, other):
         return CONSTANT
     given = [(index < params, CONSTANT) for index in range(len(one.invars))]
-    return _propagate(one, other, given, (False, CONSTANT), _kinds)[0][1]
+    return _propagate(one, other, given, (False, CONSTANT), (False, CONSTANT), _kinds)[0][1]
 
 
 def _propagate(
-    one: Any, other: Any, given: list[T], unknown: T, rule: Callable[[Any, Any, list[T]], list[T]]
+    one: Any, other: Any, given: list[T], free: T, of_count: T, rule: Callable[[Any, Any, list[T]], list[T]]
 ) -> list[T]:
     """Return a fact about each output of the first of two corresponding programs.
 
@@ -263,19 +263,23 @@ def _propagate(
       one: the program.
       other: the same program for twice the rows.
       given: the facts of the inputs.
-      unknown: the fact of literals and constants.
+      free: the fact of literals and constants.
+      of_count: the fact of literals that depend on the number of rows.
       rule: returns the facts of the outputs of an operation of both programs, given those of its inputs.
     """
     known = dict(zip(one.invars, given, strict=True))
 
-    def of(x: Any) -> T:
-        return unknown if hasattr(x, "val") else known.get(x, unknown)
+    def of(x: Any, y: Any) -> T:
+        is_literal = hasattr(x, "val")
+        fact: T = free if is_literal else known.get(x, free)
+        return of_count if is_literal and str(x.val) != str(getattr(y, "val", None)) else fact
 
     for a, b in zip(one.eqns, other.eqns, strict=False):
-        inputs, programs = [of(x) for x in a.invars], (called_program(a), called_program(b))
-        found = rule(a, b, inputs) if None in programs else _propagate(*programs, inputs, unknown, rule)
+        inputs = [of(x, y) for x, y in zip(a.invars, b.invars, strict=True)]
+        programs = called_program(a), called_program(b)
+        found = rule(a, b, inputs) if None in programs else _propagate(*programs, inputs, free, of_count, rule)
         known.update(zip(a.outvars, found, strict=True))
-    return [of(x) for x in one.outvars]
+    return [of(x, y) for x, y in zip(one.outvars, other.outvars, strict=True)]
 
 
 def _kinds(a: Any, b: Any, inputs: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
@@ -285,7 +289,8 @@ def _kinds(a: Any, b: Any, inputs: list[tuple[bool, int]]) -> list[tuple[bool, i
     axes = [_row_axes(x, y) for x, y in zip(a.invars, b.invars, strict=True)]
     trained, kind = any(trained for trained, _ in inputs), _kind(a, inputs, axes)
     kinds = [kind] * len(a.outvars)
-    if a.primitive.name == "sort":  # each output is an input in another order
+    # Each output of a sort is an input in another order: by values of the model, or of the data or a random key.
+    if a.primitive.name == "sort" and any(trained for trained, _ in inputs[: a.params["num_keys"]]):
         sorts = [x and a.params["dimension"] in rows for (x, _), rows in zip(inputs, axes, strict=True)]
         kinds = [MIXED if x and _is_inexact(y) else kind for x, y in zip(sorts, a.outvars, strict=True)]
     outputs = zip(a.outvars, b.outvars, kinds, strict=True)
@@ -347,16 +352,13 @@ def _forms_of_outputs(one: Any, other: Any) -> list[int]:
     if not _correspond(one, other) or [x.aval for x in one.constvars] != [x.aval for x in other.constvars]:
         return []
     given = [ROWS if _shape(x) != _shape(y) else FREE for x, y in zip(one.invars, other.invars, strict=True)]
-    return _propagate(one, other, given, FREE, _forms)
+    return _propagate(one, other, given, FREE, OTHER, _forms)
 
 
 def _forms(a: Any, b: Any, inputs: list[int]) -> list[int]:
     """Return the form of each output of an operation: `FREE` of the rows, `ROWS` with an axis of rows, linear in a
     `SUM` over rows, or `OTHER`, such as the number of rows, or a norm of the rows and what it scales.
     """
-    literals = [[str(x.val) for x in each.invars if hasattr(x, "val")] for each in (a, b)]
-    if literals[0] != literals[1]:
-        return [OTHER] * len(a.outvars)
     has_rows = [_shape(x) != _shape(y) for x, y in zip(a.outvars, b.outvars, strict=True)]
     return [_form(a.primitive.name, inputs, with_rows) for with_rows in has_rows]
 

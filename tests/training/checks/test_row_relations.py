@@ -170,6 +170,11 @@ def summed_by_shape(model, batch):
     return {"loss": losses.sum() / losses.shape[0]}
 
 
+def summed_and_divided_elsewhere(model, batch):
+    losses, _ = of_tokens(model, batch)
+    return {"loss": jax.jit(lambda total, count: total / count)(losses.sum(), len(losses))}
+
+
 def summed_by_ones(model, batch):
     losses, _ = of_tokens(model, batch)
     return {"loss": losses.sum() / jnp.ones(losses.shape[0]).sum()}
@@ -215,6 +220,7 @@ def looped(model, batch):
         (summed, True),
         (summed_by_shape, False),
         (summed_by_ones, False),
+        (summed_and_divided_elsewhere, False),
         (summed_with_weight, True),
         (summed_with_count, True),
         (normed_weights, False),
@@ -351,7 +357,9 @@ def ranked_in_rows(model, batch):
     of_row = jnp.sort(hidden, axis=1) + jnp.cumsum(hidden, axis=1) + jax.lax.top_k(hidden, WIDTH)[0]
     shifted = jax.nn.softmax(of_row - jax.lax.stop_gradient(of_row.max()))
     order = jax.random.permutation(jax.random.key(0), len(hidden))
-    return output(shifted.max(1) + jnp.square(hidden - hidden[order]).mean(1))
+    scores = jax.random.permutation(jax.random.key(1), hidden[:, 0])
+    _, by_data = jax.lax.sort((batch["b"][:, 0], hidden[:, 1]), num_keys=1)
+    return output(shifted.max(1) + jnp.square(hidden - hidden[order]).mean(1) + scores + by_data)
 
 
 MIXING = [greatest, hardest, median, sorted_rows, trimmed, cox, cox_by_sums, histogram]
