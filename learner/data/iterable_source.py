@@ -135,6 +135,11 @@ class IterableSource(StatefulSource):
         finally:
             self._unpeek = None
 
+    def close(self) -> None:
+        """See `Source`."""
+        self._unpeek = None  # it references the data of the iterator
+        super().close()
+
     def draws_itself(self) -> bool:
         """See `Source`."""
         return draws(_generators(self._data))

@@ -28,7 +28,7 @@ def runs(tmp_path):
     for seed in (0, 1):
         values = {"train/Loss": [2.0, 1.0 + seed], "valid/Loss": [3.0, 1.5], "valid/Text": ["9 1", "10 0"]}
         values["valid/Confusion Matrix"] = MATRICES
-        run = write_run(tmp_path / f"run-{seed}", values, config=f"seed: {seed}\nlr: 0.1\n", steps=40)
+        run = write_run(tmp_path / f"run-{seed}", values, config=f"seed: {seed}\nlr: 0.1\n", steps=40, ending=None)
         for epoch in (1, 2):
             write_steps(run, "Loss", epoch, [3 - epoch + seed + 0.01 * step for step in range(40)])
         log = "2026-01-01 00:00:00 INFO  versions: ...\n2026-01-01 00:00:01 WARNING disk almost full\n"
@@ -81,7 +81,7 @@ def test_report_of_one_run(runs):
         "stopped_by": "num_epochs",
         "seconds": {"total": 47.0, **SECONDS, "other": 3.0},
     }
-    (directory / "journal.jsonl").write_text("\n".join([json.dumps(start), *lines[1:-2], json.dumps(end)]) + "\n")
+    (directory / "journal.jsonl").write_text("\n".join([json.dumps(start), *lines[1:-1], json.dumps(end)]) + "\n")
     page = Page(report(find_runs([directory]), "the title"))
     after = dict(zip(page.texts, page.texts[1:], strict=False))
     card = {

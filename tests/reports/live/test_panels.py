@@ -38,6 +38,7 @@ def test_header_of_an_ended_run(tmp_path, watch):
     (run,) = watch(write_run(tmp_path / "b", ending="ctrl-c")).runs
     assert panels.header_line(run, 80).plain == "b stopped  epoch 3  6 steps  ctrl-c"
     assert "stopped" in panels.table_of_runs([run], 0, 80, 3)[1].split()
+    append(tmp_path / "a", event="start", time=1050.0)
     append(tmp_path / "a", event="error", error="ValueError('a\\nb')")
     (run,) = watch(tmp_path / "a").runs
     assert panels.header_line(run, 80).plain.startswith("a failed  epoch 3  6 steps  ValueError(")
