@@ -118,7 +118,7 @@ class IterableSource(StatefulSource):
         self._before_call: dict[str, Any] = {}  # the states of a function's random generators before its latest call
         self._has_state = False  # True if that iterator has a position, or random generators that are restored
         # Puts data with a state of its own back to before `peek` has read a batch; None once a run has opened the data.
-        self._unpeek: Callable[[], None] | None = None
+        self._unpeek: Callable[[Callable[[str], None]], None] | None = None
 
     def open(
         self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
@@ -184,7 +184,7 @@ class IterableSource(StatefulSource):
             order, first, state = state.get(GENERATORS), state.get(FIRST), None
         # After the end of the iterator of `peek`, whose batch would be missing in the epoch.
         if state is None and self._opened and self._unpeek is not None:
-            self._unpeek()
+            self._unpeek(warn)
         is_changed = isinstance(state, dict) and set(state) == {CHANGED}
         if state is not None and start == 0:
             if not is_changed:
@@ -249,7 +249,7 @@ class IterableSource(StatefulSource):
         if _is_of_grain(data):
             allow_grain_workers()
         if not self._opened and self._unpeek is None:
-            self._unpeek = _state_rewinder(data, warn)
+            self._unpeek = _state_rewinder(data)
         iterator = iter(data)
         holder = data if state_methods(iterator) is None else iterator
         positioned = state is not None and state_methods(holder) is not None
@@ -354,7 +354,7 @@ class IterableSource(StatefulSource):
                 "the interruption"
             )
             if self._unpeek is not None:
-                self._unpeek()
+                self._unpeek(lambda text: None)  # if it takes back no state at all, the warning above suffices
             return None
         if positioned:
             next(batches, None)
@@ -369,17 +369,19 @@ def rewinder(data: Any) -> Callable[[], None]:
     if isinstance(data, Iterator):
         return lambda: None
     generators = _generators(data)
-    states, put_state_back = states_of(generators), _state_rewinder(data, warn)
+    states, put_state_back = states_of(generators), _state_rewinder(data)
 
     def rewind() -> None:
         restore(generators, states)
-        put_state_back()
+        put_state_back(warn)
 
     return rewind
 
 
-def _state_rewinder(data: Any, warn: Callable[[str], None]) -> Callable[[], None]:
-    """Return a function that puts data back into the present state of its own methods, if it has them."""
+def _state_rewinder(data: Any) -> Callable[[Callable[[str], None]], None]:
+    """Return a function that puts data back into the present state of its own methods, if it has them. It calls its
+    argument with a warning if the data does not take the state back.
+    """
     # Those of PyTorch start their workers if they are asked for a state before they are read.
     is_known = type(data).__module__.partition(".")[0] in ("grain", "torch", "torchdata")
     pair = None if is_known else state_methods(data)
@@ -388,7 +390,7 @@ def _state_rewinder(data: Any, warn: Callable[[str], None]) -> Callable[[], None
         with contextlib.suppress(Exception):  # some have a state only once they are read
             state = copy.deepcopy(pair[0]())
 
-    def rewind() -> None:
+    def rewind(warn: Callable[[str], None]) -> None:
         if pair is not None and state is not None:
             try:
                 pair[1](copy.deepcopy(state))
