@@ -356,8 +356,9 @@ class IterableSource(StatefulSource):
             if self._unpeek is not None:
                 self._unpeek(lambda text: None)  # if it takes back no state at all, the warning above suffices
             return None
-        if positioned:
-            next(batches, None)
+        if positioned and next(batches, None) is not None:
+            # The end of the epoch is the start of the next one, whose first batch must not be lost.
+            batches, positioned = self._iterator(data, epoch, self.batches or 0, state)
         return batches.between if positioned else None
 
 

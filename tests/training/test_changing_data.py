@@ -296,6 +296,17 @@ class Loader(Cursor):
         self.resumes = True
 
 
+class Endless(Cursor):
+    """A `Cursor` over an endless sequence, of which each epoch reads four batches: its end begins the next epoch."""
+
+    def __iter__(self):
+        end = 16 * (self.next // 16 + 1)
+        while self.next < end:
+            first, self.next = self.next % 16, self.next + 4
+            x = np.stack([self[row]["x"] for row in range(first, first + 4)])
+            yield {"x": x, "t": np.full((4, 1), first + 100 * self.value, np.float32)}
+
+
 class Refusing(Cursor):
     """A `Cursor` that refuses to load a state."""
 
@@ -304,7 +315,7 @@ class Refusing(Cursor):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", [Cursor, Loader])
+@pytest.mark.parametrize("kind", [Cursor, Loader, Endless])
 @pytest.mark.parametrize("changes", [False, True])
 @pytest.mark.parametrize("stop", some([2, 4, 6, 8], (6,)))
 def test_resuming_data_with_its_own_position_loses_no_batch(tmp_path, kind, changes, stop):
