@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from learner.distributed.process_group import ProcessGroup
-from learner.distributed.records import ProcessRecords, are_equal
+from learner.distributed.process_records import ProcessRecords, are_equal
 
 SECONDS = 1.0  # between meetings
 MOST = 1000  # turns between meetings

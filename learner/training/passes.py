@@ -10,7 +10,7 @@ import jax
 
 from learner.data.batch_arrays import batch_arrays, digest_of, refuse_wrapped
 from learner.distributed.process_group import ProcessGroup
-from learner.distributed.records import ProcessRecords, are_equal
+from learner.distributed.process_records import ProcessRecords, are_equal
 from learner.errors import LearnerError, ProcessError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles

@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup
-from learner.distributed.records import ProcessRecords
+from learner.distributed.process_records import ProcessRecords
 from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.util.json_values import decode

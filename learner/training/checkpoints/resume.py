@@ -349,11 +349,11 @@ def data_of(progress: Mapping[str, Any], process: int, processes: int, batches: 
     """
     if _processes_of(progress) is None:
         return progress.get("data")
-    states = _states_taken(progress, processes, batches)
+    states = _restored_states(progress, processes, batches)
     return states[process] if process < len(states) else None
 
 
-def _states_taken(progress: Mapping[str, Any], processes: int, batches: int | None) -> Sequence[Any]:
+def _restored_states(progress: Mapping[str, Any], processes: int, batches: int | None) -> Sequence[Any]:
     """Return the states of the first processes, each with its own data, that resume from them."""
     states: Sequence[Any] = progress["data"]["processes"]
     facts = saved_fingerprint(progress)["data"].get("train")
@@ -369,11 +369,11 @@ def unused_states(progress: Mapping[str, Any], processes: int, batches: int | No
     count = _processes_of(progress)
     if count in (None, processes) or not any(state is not None for state in progress["data"]["processes"]):
         return []
-    taken = len(_states_taken(progress, processes, batches))
+    count_restored = len(_restored_states(progress, processes, batches))
     texts = []
-    if new := [*range(taken, processes)]:
+    if new := [*range(count_restored, processes)]:
         texts.append(f"the data of {named_processes(new)} starts as in a new run")
-    if unused := [*range(taken, count)]:
+    if unused := [*range(count_restored, count)]:
         texts.append(f"the state of {named_processes(unused)} is not used")
     return [f"each of {count} processes had its own training data, and {processes} resume: {', and '.join(texts)}"]
 

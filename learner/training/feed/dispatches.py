@@ -18,7 +18,7 @@ from learner.data.abstract_source import Source, changed
 from learner.data.data_fingerprint import is_changed
 from learner.data.iterator_state import is_of_datasets
 from learner.distributed.process_group import ProcessGroup
-from learner.distributed.records import ProcessRecords
+from learner.distributed.process_records import ProcessRecords
 from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.tree_math import rows_of
 from learner.strategies.base import Strategy

@@ -16,7 +16,7 @@ from learner.data import source as source_module
 from learner.data.batch_arrays import batch_arrays
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
-from learner.distributed.records import ProcessRecords
+from learner.distributed.process_records import ProcessRecords
 from learner.errors import LearnerError
 from learner.steps.buffers import BatchBuffer
 from learner.strategies import SingleDevice, Strategy

@@ -2,7 +2,7 @@
 
 import re
 
-from learner.distributed.records import ProcessRecords
+from learner.distributed.process_records import ProcessRecords
 from tests.support.process_groups import errors_of_all, groups
 
 
