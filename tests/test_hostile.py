@@ -61,7 +61,7 @@ ALLOWED = {
     "cli/beside.py: subprocess",  # runs `learner fit` beside the live view, with the arguments of the command
     "util/slurm.py: subprocess",  # asks squeue for the end of the job, with constants and a number
     "training/files/run_metadata.py: subprocess",  # asks git for the commit, with constants
-    "distributed/process_group.py: ctypes",  # keeps JAX's objects alive; no file determines what it calls
+    "distributed/departure.py: ctypes",  # keeps JAX's objects alive; no file determines what it calls
 }
 
 

@@ -16,7 +16,7 @@ from learner.cli.help import key_help, topic_paragraphs
 from learner.cli.processes import connected, process_options
 from learner.cli.trust import require_trust
 from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
-from learner.distributed.process_group import leave
+from learner.distributed.departure import leave
 from learner.errors import LearnerError
 from learner.records.hub import SOURCE as PULLED
 from learner.runs.layout import ENDS, MARK, read_summary

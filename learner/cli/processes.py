@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.cli.configs.overrides import value_of
 from learner.distributed.connection import check_connection, init_distributed
-from learner.distributed.process_group import leave
+from learner.distributed.departure import leave
 from learner.errors import LearnerError
 from learner.util.stages import end_stages
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import jax
 
-from learner.distributed.process_group import MEETING, leave, mark_ended, named_processes, set_meeting_timeout
+from learner.distributed.departure import leave, mark_ended
+from learner.distributed.differences import named_processes
+from learner.distributed.process_group import MEETING, set_meeting_timeout
 from learner.errors import LearnerError
 from learner.util.jax_internals import backends_are_initialized, distributed_state
 from learner.util.number_checks import check_int, is_finite

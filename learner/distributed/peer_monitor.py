@@ -11,7 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from learner.distributed.process_group import ProcessGroup, leave
+from learner.distributed.departure import leave
+from learner.distributed.process_group import ProcessGroup
 from learner.errors import ProcessError
 
 POLL_SECONDS = 1.0

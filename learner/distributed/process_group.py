@@ -12,22 +12,19 @@ JAX's heartbeats detect a process that ends without notice: JAX then ends the ot
 """
 
 import abc
-import collections
-import contextlib
-import ctypes
 import hashlib
 import itertools
 import json
 import math
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from learner.distributed.row_counts import RowCounts, differing_rows, first_difference
+from learner.distributed.departure import ENDED, FAILED, cancel_leave_at_exit, store_failure
+from learner.distributed.differences import describe_difference, named_processes
+from learner.distributed.pass_records import PassRecords
 from learner.errors import LearnerError, ProcessError
 from learner.util.jax_internals import distributed_state
 
@@ -35,12 +32,8 @@ Json = Any
 
 MEETING = 300.0  # seconds
 SLICES = (0.1, 1.0)  # seconds of the first and of any later wait; Python handles signals only in between
-SHOWN, LONGEST = 6, 120  # differing positions to show, and characters of each
 
 ONCE = "what process 0 does alone"
-FAILED, LEFT, ENDED = "learner/failed", "learner/left", "learner/ended"
-PASSES = 64  # ends of passes over data that a process stores
-RECENT, CHANGES = 8, 16  # passes whose rows a process keeps, and changes of their number in each that it stores
 
 
 class ProcessGroup(abc.ABC):
@@ -138,7 +131,9 @@ class ProcessGroup(abc.ABC):
         text = json.dumps(value, sort_keys=True)
         # Otherwise all processes would send the value to all, and configs are long.
         if not self.all_reduce_json(hashlib.sha256(text.encode()).hexdigest(), _are_equal, what):
-            raise LearnerError(_difference(what, self.all_gather_json(value, what)), code="process-values-differ")
+            raise LearnerError(
+                describe_difference(what, self.all_gather_json(value, what)), code="process-values-differ"
+            )
 
     def run_on_primary(self, function: Callable[[], Json]) -> Json:
         """Call `function` only in process 0, and return its result in every process, for work in a shared directory.
@@ -213,10 +208,7 @@ class Connected(ProcessGroup):
         self._place, self._before = f"learner/{run}", f"learner/{run - 1}"
         self._number = 0
         self._over = ""  # why there are no more meetings
-        self._lock = threading.Lock()  # of the three below: the threads that read data write them
-        self._reading: dict[str, tuple[int, int]] = {}  # split: pass, batches so far
-        self._ended: dict[str, int] = {}  # pass: its batches
-        self._rows: dict[str, RowCounts] = {}  # pass: the rows of its batches
+        self._passes = PassRecords(index, (index + 1) % count)
         self._sent = ""
 
     def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
@@ -266,77 +258,31 @@ class Connected(ProcessGroup):
         if self._over:
             return  # the others already have it, from this process or from another
         self._over = f"process {self.index} has failed, and meets the others no more: {text}"
-        _store_failure(self._client, self.index, self._run, text)
+        store_failure(self._client, self.index, self._run, text)
 
     def record_read(self, split: str, number: int, batches: int, ended: bool, rows: Sequence[int] = ()) -> None:
         """See `ProcessGroup`."""
-        name = f"{split} {number}"
-        with self._lock:
-            self._reading[split] = number, batches
-            if rows:
-                self._rows.setdefault(name, RowCounts()).add(batches - len(rows) + 1, rows)
-                _keep_latest(self._rows, RECENT)
-            if ended:
-                self._ended[name] = batches
-                _keep_latest(self._ended, PASSES)
+        self._passes.record(split, number, batches, ended, rows)
 
     def rows_read(self) -> dict[str, Json]:
         """See `ProcessGroup`."""
-        with self._lock:
-            return {name: [counts.batches, list(counts.runs)] for name, counts in self._rows.items()}
+        return self._passes.rows()
 
     def compare_passes(self) -> None:
         """See `ProcessGroup`."""
-        with self._lock:
-            own, reading = dict(self._ended), dict(self._reading)
-        rows = self.rows_read()
-        # Without the number of batches so far: the text changes, and is sent, only where the rows do.
-        text = json.dumps([own, {name: runs[-CHANGES:] for name, (_, runs) in rows.items()}])
-        following = (self.index + 1) % self.count
+        text = self._passes.to_json()
         if text != self._sent:
             self._ask(self._client.key_value_set, f"{self._place}/passes/{self.index}", text, True)
             self._sent = text
-        if not reading:
+        if not self._passes.has_begun:
             return
         try:
-            others, other_rows = json.loads(self._client.key_value_try_get(f"{self._place}/passes/{following}"))
+            others = self._client.key_value_try_get(f"{self._place}/passes/{(self.index + 1) % self.count}")
         except jax.errors.JaxRuntimeError:
             return  # it has read no batch so far
-        # First: data that ends early may also have other rows, and its length is the simpler reason.
-        self._compare_lengths(own, reading, others)
-        self._compare_rows(rows, other_rows, others)
-
-    def _compare_lengths(
-        self, own: dict[str, int], reading: dict[str, tuple[int, int]], others: dict[str, int]
-    ) -> None:
-        """Report passes over data that have another length in the next process."""
-        following = (self.index + 1) % self.count
-        for name, batches in others.items():
-            split, _, number = name.rpartition(" ")
-            so_far = reading[split][1] if reading.get(split, (0, 0))[0] == int(number) else 0
-            if own.get(name, batches) != batches or so_far > batches:
-                more = "" if name in own else " or more"
-                text = (
-                    f"the {split} data of process {following} ended after {batches} batches of pass {number}, and that "
-                    f"of process {self.index} has {own.get(name, so_far)}{more}: the data of all processes must have "
-                    "equally many batches"
-                )
-                self.fail(text)
-                raise ProcessError(text, code="process-data-ended")
-
-    def _compare_rows(self, rows: dict[str, Json], other_rows: dict[str, Any], ended: dict[str, int]) -> None:
-        """Report batches that have other rows in the next process."""
-        following = (self.index + 1) % self.count
-        for name, other_runs in other_rows.items():
-            if name not in rows:
-                continue
-            batches, runs = rows[name]
-            # Its number of batches is unknown while it reads: its last change is the last batch that it surely has.
-            until = min(batches, ended.get(name, other_runs[-1][0]))
-            if found := first_difference([runs, other_runs], until):
-                text = differing_rows(name, found[0], dict(zip([self.index, following], found[1], strict=True)))
-                self.fail(text)
-                raise ProcessError(text, code="process-rows-differ")
+        if error := self._passes.difference(others):
+            self.fail(str(error))
+            raise error
 
     def _collected(self, prefix: str, text: str, end: float) -> list[str]:
         """Return the values of all processes, in their order. Called in process 0."""
@@ -427,82 +373,6 @@ class Connected(ProcessGroup):
         )
 
 
-def _store_failure(client: Any, index: int, run: int | None, text: str) -> None:
-    """Store a failure of a run, or of all runs if `run` is None, where the other processes look for one."""
-    try:
-        client.key_value_set(f"{FAILED}/{index}", json.dumps([run, text]), True)
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        print(f"learner: this failure could not be reported to the other processes: {reason}", file=sys.stderr)
-
-
-def leave_at_exit(text: str) -> None:
-    """Make this process leave the others when it exits, like an uncaught error: Python calls no hook for `SystemExit`.
-
-    Args:
-      text: see `leave`.
-    """
-    global _exit_text
-    _exit_text = text
-
-
-def mark_ended() -> None:
-    """Report that this process ends, so that processes that still wait for it raise an error. A process that ends with
-    an error has already reported it.
-    """
-    state = distributed_state()
-    if _exit_text is not None:
-        leave(_exit_text)  # does nothing for a process that has left
-    elif state.client is not None and state.num_processes > 1:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            state.client.key_value_set(f"{ENDED}/{state.process_id}", "", True)
-
-
-def leave(text: str, patience: float = 5.0) -> None:
-    """Report to the other processes, in any run, that this one ends because of an error. They raise it when they wait
-    for this one, and should leave as well; then all disconnect, and end together. Without other processes this does
-    nothing.
-
-    Devices of the others may wait for those of this process, and JAX lets no process end before all do. So if not all
-    have left in time, this process ends without them, which ends their wait.
-
-    Args:
-      text: the text of the error that they raise.
-      patience: seconds to wait for the others.
-    """
-    state = distributed_state()
-    client, index = state.client, state.process_id
-    if client is None or state.num_processes == 1:
-        return
-    _store_failure(client, index, None, text)
-    end = time.monotonic() + patience * (1 if index else 1.5)  # the others are lost without process 0
-    try:
-        client.key_value_set(f"{LEFT}/{index}", "", True)
-        for other in range(state.num_processes):
-            client.blocking_key_value_get(f"{LEFT}/{other}", max(1, round(1000 * (end - time.monotonic()))))
-        # Here, where all processes wait for each other, rather than at exit: a process whose threads wait for devices
-        # ends without JAX's exit handlers, and the end of process 0 would abort those that are still connected.
-        state.shutdown()
-    except jax.errors.JaxRuntimeError:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            here = {int(key.rpartition("/")[2]) for key, _ in client.key_value_dir_get(LEFT)}
-            if silent := [other for other in range(state.num_processes) if other not in here]:
-                print(
-                    f"learner: {named_processes(silent)} did not answer for {patience:g} s: killed, ended or busy",
-                    file=sys.stderr,
-                )
-            client.key_value_delete(f"{LEFT}/{index}")
-        for owner in (client, state.service):  # their destructors wait for the other processes, also at exit
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
-        state.client = state.service = None
-
-
-def _keep_latest(entries: dict[str, Any], count: int) -> None:
-    """Remove all entries but the latest."""
-    while len(entries) > count:
-        del entries[next(iter(entries))]
-
-
 def _combined(answers_text: str, combine: Callable[[list[Json]], Json]) -> str:
     """Return the result of a meeting, or the names and values unchanged if the processes are at different meetings."""
     answers = json.loads(answers_text)
@@ -520,7 +390,6 @@ def _are_equal(values: list[Json]) -> bool:
 
 
 _runs, _timeout = itertools.count(1), MEETING
-_exit_text: str | None = None  # see `leave_at_exit`
 
 
 def set_meeting_timeout(seconds: float) -> None:
@@ -540,62 +409,9 @@ def hosts(timeout: float | None = None) -> ProcessGroup:
     >>> hosts().count
     1
     """
-    global _exit_text
-    _exit_text = None  # the `SystemExit` of an earlier run was caught
+    cancel_leave_at_exit()  # of an earlier run
     state = distributed_state()
     if state.client is None or state.num_processes == 1:
         return SingleProcess()
     timeout = _timeout if timeout is None else timeout
     return Connected(state.client, state.process_id, state.num_processes, next(_runs), timeout)
-
-
-def named_processes(processes: Sequence[int]) -> str:
-    """Return the names of processes as a text.
-
-    >>> named_processes([0]), named_processes([0, 1, 4])
-    ('process 0', 'processes 0, 1 and 4')
-    """
-    if len(processes) == 1:
-        return f"process {processes[0]}"
-    return f"processes {', '.join(map(str, processes[:-1]))} and {processes[-1]}"
-
-
-def _difference(what: str, values: Sequence[Json]) -> str:
-    """Describe the positions at which the values differ, with the values by process.
-
-    >>> print(_difference("the config", [{"lr": 1, "seed": 0}, {"lr": 2, "seed": 0}, {"lr": 1, "seed": 0}]))
-    the processes of the run differ in the config:
-      lr is 1 in processes 0 and 2; 2 in process 1
-    >>> print(_difference("the seed", [3, 4]))
-    the processes of the run differ in the seed: 3 in process 0; 4 in process 1
-    """
-    flat = [_leaves(value) for value in values]
-    paths = [path for path in dict.fromkeys(itertools.chain(*flat)) if len({leaves.get(path) for leaves in flat}) > 1]
-    lines = []
-    for path in paths[:SHOWN]:
-        processes_with = collections.defaultdict(list)
-        for index, leaves in enumerate(flat):
-            processes_with[leaves.get(path, "missing")].append(index)
-        values = "; ".join(
-            f"{text[:LONGEST]} in {named_processes(processes)}" for text, processes in processes_with.items()
-        )
-        lines.append(f"{path} is {values}" if path else values)
-    title = f"the processes of the run differ in {what}:"
-    if paths == [""]:
-        return f"{title} {lines[0]}"
-    more = [f"and at {len(paths) - SHOWN} more places"] if len(paths) > SHOWN else []
-    return "\n  ".join([title, *lines, *more])
-
-
-def _leaves(value: Json, prefix: str = "") -> dict[str, str]:
-    """Return the parts of a JSON value, and the lines of a text, as JSON by position."""
-    if isinstance(value, str) and "\n" in value:
-        value = {f"line {number}": line for number, line in enumerate(value.split("\n"), 1)}
-    if not value or not isinstance(value, dict | list):
-        return {prefix: json.dumps(value)}
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {
-        path: text
-        for key, item in items
-        for path, text in _leaves(item, f"{prefix}.{key}" if prefix else str(key)).items()
-    }

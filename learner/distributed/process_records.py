@@ -6,7 +6,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from learner.distributed.process_group import ProcessGroup, named_processes
+from learner.distributed.differences import named_processes
+from learner.distributed.process_group import ProcessGroup
 from learner.distributed.row_counts import differing_rows, first_difference
 from learner.errors import ProcessError
 from learner.util.ownership import ThreadOwned

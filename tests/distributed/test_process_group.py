@@ -8,8 +8,7 @@ import jax
 import pytest
 
 from learner import init_distributed
-from learner.distributed import process_group
-from learner.distributed.process_group import Connected, SingleProcess, _difference, hosts
+from learner.distributed.process_group import Connected, SingleProcess, hosts
 from learner.errors import LearnerError
 from tests.support.codes import raises_code
 from tests.support.process_groups import groups
@@ -283,65 +282,3 @@ def test_a_single_process_does_not_wait():
 
     with raises_code("user"):
         group.run_on_primary(refuse)
-
-
-def test_differences_are_listed_by_path():
-    config = {"model": {"class_path": "MLP", "sizes": [8, 8]}, "text": "a\nb\nc"}
-    other = {"model": {"class_path": "MLP", "sizes": [8, 16, 4]}, "text": "a\nx\nc"}
-    assert _difference("the config", [config, config, other]).splitlines() == [
-        "the processes of the run differ in the config:",
-        "  model.sizes.1 is 8 in processes 0 and 1; 16 in process 2",
-        '  text.line 2 is "b" in processes 0 and 1; "x" in process 2',
-        "  model.sizes.2 is missing in processes 0 and 1; 4 in process 2",
-    ]
-    many = _difference("it", [{str(n): index for n in range(10)} for index in range(2)]).splitlines()
-    assert (len(many), many[-1]) == (8, "  and at 4 more places")
-
-
-class Store:
-    """The connection of a process, and the client and its values, after all other processes have left."""
-
-    def __init__(self, count=2, index=1):
-        self.client, self.service, self.num_processes, self.process_id = self, None, count, index
-        self.values = {f"{process_group.LEFT}/{other}": "" for other in range(count) if other != index}
-
-    def key_value_set(self, key, value, allow_overwrite=False):
-        self.values[key] = value
-
-    def blocking_key_value_get(self, key, milliseconds):
-        return self.values[key]
-
-    def shutdown(self):
-        self.client = None
-
-
-@pytest.fixture
-def store(monkeypatch):
-    store = Store()
-    monkeypatch.setattr(process_group, "distributed_state", lambda: store)
-    monkeypatch.setattr(process_group, "_exit_text", None)
-    return store
-
-
-def test_a_process_that_leaves_disconnects_while_the_others_wait_for_it(store):
-    process_group.leave("ValueError: no data")
-    assert store.client is None
-    assert json.loads(store.values[f"{process_group.FAILED}/1"]) == [None, "ValueError: no data"]
-    process_group.mark_ended()
-    assert f"{process_group.ENDED}/1" not in store.values
-
-
-def test_a_process_leaves_at_exit_after_a_system_exit(store):
-    process_group.leave_at_exit("SystemExit: 3")
-    assert store.client is store
-    process_group.mark_ended()
-    assert store.client is None
-    assert json.loads(store.values[f"{process_group.FAILED}/1"]) == [None, "SystemExit: 3"]
-
-
-def test_a_new_run_forgets_the_system_exit_of_an_earlier_one(store):
-    process_group.leave_at_exit("SystemExit: 3")
-    assert hosts().count == 2
-    process_group.mark_ended()
-    assert store.client is store
-    assert f"{process_group.ENDED}/1" in store.values

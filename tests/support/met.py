@@ -12,8 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from learner import LearnerError, init_distributed
-from learner.distributed import process_group as module
 from learner.distributed.connection import unconnected_launcher
+from learner.distributed.departure import leave
 from learner.distributed.process_group import hosts
 from learner.util.jax_internals import distributed_state
 
@@ -100,10 +100,10 @@ def fine():
     here = hosts(TIMEOUT)
     say("next run", here.all_gather_json(here.index))
     if here.index == 0:
-        module.leave("LearnerError: there is no such file")
+        leave("LearnerError: there is no such file")
     else:
         say("left", seconds(here.all_gather_json, "and on"))
-        module.leave("because of process 0")
+        leave("because of process 0")
 
 
 def failing(here):
@@ -152,7 +152,7 @@ def stuck():
         multihost_utils.process_allgather(np.float32(2))
     except Exception as error:
         say("stuck", str(error))
-        module.leave(str(error), patience=1.0)
+        leave(str(error), patience=1.0)
         sys.exit(2)
 
 

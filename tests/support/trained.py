@@ -49,7 +49,7 @@ def train(coordinator, count, index, directory, kind, given):
     from learner import LearnerBuilder, LearnerError, Updates
     from learner.checkpoint import places
     from learner.data import DataLoaderBuilder, PerProcess
-    from learner.distributed.process_group import leave
+    from learner.distributed.departure import leave
     from learner.loggers import JsonLines, MetricLogger
     from learner.metrics import Accuracy, GradientNorm, HostMetric, Perplexity
     from learner.strategies import Sharded, fsdp

@@ -8,7 +8,8 @@ from typing import Any
 
 from learner.checkpoint.load import refuse_elsewhere
 from learner.checkpoint.store import CheckpointStore, Entry
-from learner.distributed.process_group import ProcessGroup, named_processes
+from learner.distributed.differences import named_processes
+from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, Problem, one_error
 from learner.runs.journal import read_journal
 from learner.runs.layout import ENDS, MARK, read_summary

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.distributed.departure import leave_at_exit
 from learner.distributed.peer_monitor import peers_monitored
-from learner.distributed.process_group import ProcessGroup, leave_at_exit
+from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, ProcessError
 from learner.steps.step import StepFunctions
 from learner.strategies.base import Strategy

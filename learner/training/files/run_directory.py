@@ -11,7 +11,8 @@ from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.member_store import copies_follow, member_store
 from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import ATTEMPTS, CheckpointStore, Entry, read_while_training
-from learner.distributed.process_group import ProcessGroup, SingleProcess, named_processes
+from learner.distributed.differences import named_processes
+from learner.distributed.process_group import ProcessGroup, SingleProcess
 from learner.errors import LearnerError
 from learner.runs import control_files
 from learner.runs.evaluations import complete_summary
