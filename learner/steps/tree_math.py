@@ -59,7 +59,8 @@ def global_norm(grads: PyTree) -> Array:
     """Return the square root of the sum of squares of all gradients or parameters, float32."""
     groups: dict[Any, list[Array]] = {}
     for number, g in enumerate(jax.tree.leaves(grads)):
-        x = jnp.abs(g).astype(jnp.float32)
+        # Not of real numbers: XLA would compile a loop per array.
+        x = (jnp.abs(g) if jnp.iscomplexobj(g) else g).astype(jnp.float32)
         groups.setdefault(x.shape if x.size <= SMALL else number, []).append(x)
     squares = [jnp.sum(jnp.square(jnp.stack(group))) for group in groups.values()]
     return jnp.sqrt(jnp.stack(squares).sum())
