@@ -281,7 +281,8 @@ class Learner(Generic[ModelT]):
 
     def predict(self, data: Any) -> Iterator[Any]:
         """Yield the outputs of the predict step on the host, batch by batch in the order of `data`, each row once.
-        Without a predict step, the valid step is used. The model is the same as in `evaluate`.
+        Without a predict step, the valid step is used. The model is the same as in `evaluate`. Changes that
+        a step makes to it, such as the state of a recurrent cell, are discarded after each batch.
 
         Of several processes, each yields the outputs of the rows that it passes itself, with or without `PerProcess`;
         all must pass equally many batches. If the model is sharded over processes and not gathered, as with tensor

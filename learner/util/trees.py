@@ -23,6 +23,17 @@ def path_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
+def split_name(name: str) -> tuple[str, str]:
+    """Return the layer that holds an array, and the array's name in it. Arrays of nnx modules in other trees have a
+    `.value` at the end.
+
+    >>> split_name("layers.0.kernel"), split_name("net.norm.scale.value")
+    (('layers.0', 'kernel'), ('net.norm', 'scale'))
+    """
+    layer, _, array = name.removesuffix(".value").rpartition(".")
+    return layer, array
+
+
 def is_key(leaf: Any) -> bool:
     """Return True for random keys, and for shapes of them."""
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))

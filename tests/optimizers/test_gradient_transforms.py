@@ -138,6 +138,10 @@ def test_biases_and_norms_do_not_decay_in_stacked_layers_too():
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), one)
     expected = {"linear": {"kernel": True, "bias": False}, "norm": {"scale": False, "bias": False}}
     assert kernels(one) == kernels(stacked) == expected
+    module = Block(nnx.Rngs(0))
+    nnx.update(module, stacked)
+    in_dict = kernels({"block": module})
+    assert jax.tree.leaves(in_dict) == jax.tree.leaves(expected)
     transform = optax.adamw(1.0, weight_decay=0.5, mask=kernels)
     zeros = jax.tree.map(jnp.zeros_like, one)
     changed, _ = transform.update(zeros, transform.init(one), one)

@@ -1040,9 +1040,13 @@ def test_layers_in_eval_mode_that_a_step_runs_in_train_mode_are_named(evaluated,
 )
 def test_frozen_layers_whose_statistics_change_are_named(step, frozen, named):
     trainable = (lambda path, x: frozen not in path) if frozen else None
-    learner = learner_for(step, given=Normed(()), trainable=trainable)
-    traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
-    assert traced.moving == named
+    for model, prefix, of_model in (
+        (Normed(()), "", step),
+        ({"net": Normed(())}, "net.", lambda model, batch: step(model["net"], batch)),
+    ):
+        learner = learner_for(of_model, given=model, trainable=trainable)
+        traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
+        assert traced.moving == [prefix + name for name in named]
 
 
 def test_a_frozen_linen_layer_whose_statistics_change_is_named(tmp_path):
