@@ -338,6 +338,7 @@ EVALUATIONS = {
     "other values of batches": ({"lengths": [5, 5], "data_seeds": [1, 2]}, "data of one process) is "),
     "other values of a split model": ({"rules": "tensor", "data_seeds": [1, 2]}, "data of one process) is "),
     "own values of a split model": ({"rules": "tensor", "own": True}, "data of one process) is "),
+    "another metric": ({"factors": [1.0, 2.0]}, "hash of the valid step with its metrics is "),
     "another batch": ({"batches": [24, 12]}, "the processes of the run differ in what they evaluate"),
     "returned": ({"at": {"process": 1, "what": "exit early"}}, "process 1 ended before the run did"),
 }
@@ -383,6 +384,14 @@ def test_models_that_differ_in_a_value_are_refused(tmp_path):
     """Only a constant within the programs differs."""
     differ = "programs.hashes.train is "
     ended_soon(tmp_path / "run", differ, differ, dropouts=[0.1, 0.3])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
+def test_metrics_that_differ_in_a_value_are_refused(tmp_path):
+    """Their values would be those of a mixture of two metrics."""
+    differ = "hash of the train step with its metrics is "
+    ended_soon(tmp_path / "run", differ, differ, factors=[1.0, 2.0])
     assert not (tmp_path / "run").exists()
 
 

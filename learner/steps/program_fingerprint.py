@@ -26,11 +26,12 @@ _SETTINGS = ("compute_type", "threefry_partitionable", "xla_metadata")
 _SMALL = 64  # bytes of a constant that is written to the text without hashing
 
 
-def jaxpr_fingerprint(closed_jaxpr: Any) -> str:
+def jaxpr_fingerprint(closed_jaxpr: Any, unused: bool = False) -> str:
     """Return the SHA-256 of a traced program's canonical form, 64 hexadecimal digits.
 
     Args:
       closed_jaxpr: the result of `jax.make_jaxpr(fn)(*arguments)` or `jax.jit(fn).trace(*arguments).jaxpr`.
+      unused: True to include equations that lead to no output and have no effect, and constants that only they use.
 
     >>> import jax.numpy as jnp
     >>> def program(rate):
@@ -39,10 +40,8 @@ def jaxpr_fingerprint(closed_jaxpr: Any) -> str:
     True
     >>> jaxpr_fingerprint(program(0.1)) == jaxpr_fingerprint(program(0.2))
     False
-
-    Equations that lead to no output and have no effect do not count.
     """
-    return _Canonical().program(closed_jaxpr)
+    return _Canonical(unused).program(closed_jaxpr)
 
 
 def has_own_rules(jaxpr: Any) -> bool:
@@ -77,7 +76,8 @@ def _variables(atoms: Any) -> set[Any]:
 class _Canonical:
     """A writer of canonical texts, which caches the texts of objects that occur in many equations."""
 
-    def __init__(self) -> None:
+    def __init__(self, unused: bool = False) -> None:
+        self._unused = unused
         self._known: dict[int, str] = {}
         self._referenced: list[Any] = []  # keeps the objects alive, as Python reuses identities
         self._dtypes: dict[Any, str] = {}
@@ -88,11 +88,17 @@ class _Canonical:
         return hashlib.sha256("\n".join(self._lines(jaxpr, consts)).encode()).hexdigest()
 
     def _lines(self, jaxpr: Any, consts: Any) -> list[str]:
-        texts = {var: str(i) for i, var in enumerate([*jaxpr.constvars, *jaxpr.invars])}  # of variables
+        equations, constants = jaxpr.eqns, jaxpr.constvars
+        if not self._unused:
+            equations = _live(jaxpr)
+            used = _variables(x for atoms in (jaxpr.outvars, *(e.invars for e in equations)) for x in atoms)
+            constants = [var for var in constants if var in used]
+        values = dict(zip(jaxpr.constvars, consts, strict=False))  # empty for an open program
+        texts = {var: str(i) for i, var in enumerate([*constants, *jaxpr.invars])}  # of variables
         lines = [self._type(var.aval) for var in texts]
-        lines.append(f"constants {[self.value(x) for x in consts]}")
+        lines.append(f"constants {[self.value(values[var]) for var in constants if var in values]}")
         count, literal, known, texts_of = len(texts), self._literal, self.known, self._known.get
-        for equation in _live(jaxpr):
+        for equation in equations:
             # Types of results follow from the arguments and are left out, as are parameters that are None.
             name, context = equation.primitive.name, equation.ctx
             words = [name, texts_of(id(context)) or known(context)]

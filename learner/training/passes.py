@@ -15,7 +15,8 @@ from learner.errors import LearnerError, ProcessError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
 from learner.strategies.own_context import own_context
-from learner.training.checks.agreement import data_description
+from learner.training.checks.agreement import data_description, program_hashes
+from learner.training.checks.fingerprints import metric_settings
 from learner.training.checks.row_relations import warnings_of_batches
 from learner.training.checks.step_checks import check_predict, trace_valid
 from learner.training.checks.validation_state import warnings_of_valid
@@ -53,21 +54,23 @@ def evaluate(
     the texts in `warned`, which gets them.
     """
     refuse_endless(inputs)
-    if processes.count > 1:
-        # Before any program runs, as the devices of all processes take part in each. And each process keeps its rows of
-        # data that all read in full: with other data in each, the values would be those of an arbitrary mixture.
-        described = {name: data_description(inputs, name, x.fingerprint()) for name, x in inputs.valid.items()}
-        processes.agree("what they evaluate", described)
     options, step = definition.options, definition.step
-    problems, texts = [], []
+    problems, texts, programs = [], [], {}
     for split, first in inputs.first_batches.items():
         traced = trace_valid(step, runner.state, first, split)
         problems += traced.problems
+        programs[split] = traced.program
         texts += warnings_of_valid(step, runner.state, first, traced)
         if traced.has_fixed_weight:
             texts += warnings_of_batches(step, runner.state, first, split, inputs.source(split).batches)
     if problems:
         raise one_error(problems, "this cannot be evaluated", code="learner-untrainable")
+    if processes.count > 1:
+        # Before any program runs, as the devices of all processes take part in each. And each process keeps its rows of
+        # data that all read in full: with other data in each, the values would be those of an arbitrary mixture.
+        data = {name: data_description(inputs, name, x.fingerprint()) for name, x in inputs.valid.items()}
+        settings = {"metric settings": metric_settings(options)}
+        processes.agree("what they evaluate", {**data, **settings, **program_hashes(programs)})
     for text in dict.fromkeys(texts):
         if text not in warned:
             warn(text)  # which may raise

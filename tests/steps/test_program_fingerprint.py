@@ -66,6 +66,21 @@ def test_constants_count_by_their_values():
     assert of(lambda x: x + jnp.float32([1, 2, 3])[None]) != of(lambda x: x + jnp.float32([1, 2, 4])[None])
 
 
+def test_what_leads_to_no_output_counts_only_on_request():
+    def program(*unused):
+        def fn(x):
+            for value in unused:
+                jnp.sin(x).at[0].add(jnp.asarray(value))
+            return 2 * x
+
+        return jax.make_jaxpr(fn)(X)
+
+    tables = np.zeros(3, np.float32), np.ones(3, np.float32)
+    programs = [program(), *map(program, tables), program(*tables)]
+    assert len({jaxpr_fingerprint(each) for each in programs}) == 1
+    assert len({jaxpr_fingerprint(each, unused=True) for each in programs}) == 4
+
+
 def test_inner_programs_count():
     def scanned(factor, length=3):
         return lambda x: jax.lax.scan(lambda c, _: (c * factor, None), x, None, length=length)[0]

@@ -51,7 +51,7 @@ def train(coordinator, count, index, directory, kind, given):
     from learner.data import DataLoaderBuilder, PerProcess
     from learner.distributed.departure import leave
     from learner.loggers import JsonLines, MetricLogger
-    from learner.metrics import Accuracy, GradientNorm, HostMetric, Perplexity
+    from learner.metrics import Accuracy, GradientNorm, HostMetric, MeanMetric, Perplexity
     from learner.strategies import Sharded, fsdp
     from learner.training.stopping import MetricEarlyStopping
     from tests.support import spread
@@ -73,6 +73,15 @@ def train(coordinator, count, index, directory, kind, given):
 
         def reset(self):
             pass
+
+    class Scaled(MeanMetric):
+        name, higher_is_better, fields = "Scaled", False, ("logits",)
+
+        def __init__(self, factor):
+            self._factor = lambda: factor  # no setting that could be read
+
+        def update(self, state, output, info):
+            return state.add(self._factor() * output.logits.mean(-1))
 
     class Shuffled:
         """Batches in an order of each epoch, with a position."""
@@ -147,6 +156,8 @@ def train(coordinator, count, index, directory, kind, given):
         builder.resume()
     if options.get("perplexity") == index:
         builder.metrics(Perplexity())
+    if "factors" in options:
+        builder.metrics(Scaled(options["factors"][index]))
     if "early" in options:
         builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=options["early"], min_delta=9.0))
     if "updates" in options:

@@ -92,7 +92,7 @@ def fingerprint_of(
         "precision": options.precision_text,
         "strategy": strategy,
         "metrics": metrics_in_flight(options),
-        "metric settings": _metric_settings(options),
+        "metric settings": metric_settings(options),
         "population": None if options.population is None else options.population.to_json(),
     }
     return {
@@ -107,8 +107,8 @@ def metrics_in_flight(options: Options) -> list[str]:
     return [metric.name for metric in options.metrics_of("train") if isinstance(metric, Metric | CollectingMetric)]
 
 
-def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
-    """Return the numeric and text attributes of all metrics."""
+def metric_settings(options: Options) -> dict[str, dict[str, str]]:
+    """Return the numeric and text attributes of all metrics, as texts."""
     by_metric: dict[str, dict[str, str]] = {}
     for kind in ("train", "valid"):
         for metric in options.metrics_of(kind):
@@ -334,7 +334,7 @@ class _Programs:
         shapes, texts = self.before.get("batches"), []
         for split, shape in self.now["batches"].items():
             if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
-                texts.append(f"{_step_name(split)}: {OTHER_PROGRAM}")
+                texts.append(f"{step_name(split)}: {OTHER_PROGRAM}")
         # Another version of `learner` may not have recorded it.
         is_recorded = bool(self.hashes) and self.versions.get("learner") == self.now["versions"]["learner"]
         if is_recorded and (AFTER_STEP in self.hashes) != (AFTER_STEP in self.now["hashes"]):
@@ -356,10 +356,11 @@ class _Programs:
         """Return the names of the steps whose hashes differ and were made by other versions."""
         names = [name for name in (*self.now["batches"], AFTER_STEP) if name in self.now["hashes"]]
         uncompared = [name for name in names if self.hashes.get(name) and self.is_same(name) is None]
-        return list(dict.fromkeys(map(_step_name, uncompared)))
+        return list(dict.fromkeys(map(step_name, uncompared)))
 
 
-def _step_name(name: str) -> str:
+def step_name(name: str) -> str:
+    """Return the name of a split's step, or of `after_step`."""
     return name if name == AFTER_STEP else f"{'train' if name == 'train' else 'valid'} step"
 
 
