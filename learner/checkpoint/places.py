@@ -55,7 +55,7 @@ class Place(abc.ABC):
     All processes of a run have a `Place`. One process changes files; `refuse_obstacle` and `discard` are called in all.
 
     Attributes:
-      warn: called with a line if an object store fails and the run continues, by the thread that saves.
+      warn: called with a line if something fails and the run continues, by the thread that saves.
     """
 
     def __init__(self, directory: Any):
@@ -193,7 +193,7 @@ class DiskPlace(Place):
         for path in paths:
             match = NUMBERED.fullmatch(path.name)
             if match is not None and match[2] and is_ours(path):
-                remove_checkpoint(path)
+                self._remove_leftover(path)
             elif path.suffix == ".partial" and is_record(path.name) and path.is_file() and not path.is_symlink():
                 path.unlink()
         # Marks go last. A kill in between leaves a mark without directories, which the next start removes; directories
@@ -281,8 +281,7 @@ class DiskPlace(Place):
         # The new name must be on the disk before the old checkpoint is removed, or a power loss could lose both.
         to_disk(self.root)
         if replaced.exists():
-            with contextlib.suppress(OSError):  # what is left of it goes at the next start
-                remove_checkpoint(replaced)
+            self._remove_leftover(replaced)
 
     def discard(self, step: int) -> None:
         """See `Place`."""
@@ -313,8 +312,17 @@ class DiskPlace(Place):
             remove_checkpoint(removed)
         # After one atomic rename it is no longer a checkpoint; a kill during the slow removal is then harmless.
         directory.rename(removed)
-        with contextlib.suppress(OSError):  # what is left of it goes at the next start
-            remove_checkpoint(removed)
+        self._remove_leftover(removed)
+
+    def _remove_leftover(self, directory: Path) -> None:
+        """Remove a directory that has no name of a checkpoint any more. If that fails, the next start tries it again:
+        it may belong to another user, or be in use on a network's disk.
+        """
+        try:
+            remove_checkpoint(directory)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self.warn(f"{directory}, which is left of a checkpoint, could not be removed: {reason}. It takes up space")
 
     def set_aside(self, paths: Iterable[Any], directory: Any) -> None:
         """See `Place`."""

@@ -1,6 +1,7 @@
 """The connection of the processes of a run, and their exits: a process that ends reports the reason to the others."""
 
 import atexit
+import collections
 import contextlib
 import errno
 import os
@@ -20,6 +21,7 @@ from learner.distributed.process_group import MEETING, set_meeting_timeout
 from learner.errors import LearnerError
 from learner.util.jax_internals import backends_are_initialized, distributed_state
 from learner.util.number_checks import check_int, is_finite
+from learner.util.text import count
 
 POLL_SECONDS, WAIT_SECONDS = 0.1, 0.5  # between two requests of a process: until process 0 listens, and afterwards
 SEEN_SECONDS = 5.0  # how long a process counts as present after a request
@@ -108,6 +110,7 @@ def init_distributed(
         with _gloo_silenced():
             jax.devices()
             if jax.default_backend() == "cpu":
+                _refuse_uneven_devices()
                 _exchange_once()
 
 
@@ -383,6 +386,18 @@ def _report_exits() -> None:
 
     sys.excepthook = report
     atexit.register(mark_ended)  # after JAX's own, so that it runs before: that waits for the other processes
+
+
+def _refuse_uneven_devices() -> None:
+    """Raise `LearnerError`, in all processes, if some have more devices than others."""
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        each = "; ".join(f"{count(number, 'device')} in process {index}" for index, number in sorted(counts.items()))
+        raise LearnerError(
+            f"the processes have different numbers of devices: {each}. Give each equally many "
+            "(jax_num_cpu_devices, or JAX_NUM_CPU_DEVICES)",
+            code="process-devices-uneven",
+        )
 
 
 def _exchange_once() -> None:

@@ -42,9 +42,19 @@ class AppendedFile:
         self._was_open = False
 
     def write(self) -> None:
-        """Pass the pending lines to the operating system. Lines that do not fit (a full disk) stay pending."""
+        """Pass the pending lines to the operating system. Lines that do not fit (a full disk) stay pending.
+
+        Raises:
+          LearnerError: the file was removed, replaced or changed, so that lines would be lost.
+        """
         if self._descriptor is None:
             self._descriptor = self._open()
+        elif self.is_lost():
+            raise LearnerError(
+                f"{self.path} was removed or replaced while the run was writing to it", code="run-log-removed"
+            )
+        else:
+            self._refuse_size(os.fstat(self._descriptor).st_size)
         left = "".join(self.pending).encode()
         try:
             while left:
@@ -71,18 +81,25 @@ class AppendedFile:
                 f"{self.path} was removed while the run was writing to it", code="run-log-removed"
             ) from None
         size = os.lseek(descriptor, 0, os.SEEK_END)
-        if size != self.size and self._was_open:
-            os.close(descriptor)
-            raise LearnerError(
-                f"{self.path} was changed while the run was writing to it: it has {size} bytes and had {self.size}",
-                code="run-log-changed",
-                size=size,
-            )
+        if self._was_open:
+            try:
+                self._refuse_size(size)
+            except BaseException:
+                os.close(descriptor)
+                raise
         if size != self.size:
             self.size = size
             self.crc = None if self.crc is None else checksum(self.path, size)
         self._was_open = True
         return descriptor
+
+    def _refuse_size(self, size: int) -> None:
+        if size != self.size:
+            raise LearnerError(
+                f"{self.path} was changed while the run was writing to it: it has {size} bytes and had {self.size}",
+                code="run-log-changed",
+                size=size,
+            )
 
     def is_lost(self) -> bool:
         """Return True if the file is open but has been removed or replaced, so that writes would be lost."""

@@ -238,10 +238,16 @@ def _is_alive(process: int) -> bool:
 
 def _refusal(path: Path, holder: tuple[str, int | None]) -> LearnerError:
     host, process = holder
-    who = "another process" if process is None else f"process {process} on {host}"
+    if host == platform.node() and process == os.getpid():
+        text = "another run of this process trains there. Wait until it has ended, or choose another directory"
+    else:
+        who = "another process" if process is None else f"process {process} on {host}"
+        text = (
+            f"{who} trains there. Wait until it has ended, or choose another directory (if it is not running any "
+            f"more, remove {path})"
+        )
     return LearnerError(
-        f"{path.parent} is in use: {who} trains there. Wait until it has ended, or choose another directory "
-        f"(if it is not running any more, remove {path})",
+        f"{path.parent} is in use: {text}",
         code="run-in-use",
         path=path,
         pid=process,

@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 LONGEST_NAME = 255  # bytes, the limit of file systems
 LONGEST_PATH = 1024 - 192 if sys.platform == "darwin" else 4096 - 512
 """The limit for paths, with room for the files of a checkpoint."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 """Errors that are about the process, the machine or the network, and not about the file."""
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -223,5 +223,5 @@ def problem_with_name(path: Path) -> str | None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return True if an error means that the disk or the quota is full."""
+    """Return True if an error means that the disk, the quota or the largest file of the process is full."""
     return isinstance(error, OSError) and error.errno in FULL

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from learner import TrainState
-from learner.checkpoint import CheckpointStore, Entry, Retention
+from learner.checkpoint import CheckpointStore, Entry, Retention, places
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.manifest import MARK, read_manifest
 from learner.checkpoint.places import open_place
@@ -539,3 +539,24 @@ def test_directory_of_another_origin_is_not_removed(tmp_path):
     with raises_code("checkpoint-path-in-the-way"):
         open_place(tmp_path).remove(7)
     assert (tmp_path / "7" / "notes.txt").exists()
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_left_with_a_warning(tmp_path, opened, monkeypatch):
+    """It may belong to another user. The next start tries again, and does not fail either."""
+    store, warnings = opened(tmp_path, NEWEST), []
+    store.place.warn = warnings.append
+
+    def refused(directory):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+    with monkeypatch.context() as context:
+        context.setattr(places, "remove_checkpoint", refused)
+        save(store, 1)
+        save(store, 2)
+        assert (store.steps, len(warnings)) == ([2], 1)
+        store.prepare()
+        assert len(warnings) == 2
+        assert "1.removed" in warnings[1]
+        assert "Permission denied" in warnings[1]
+    store.prepare()
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import types
 
 import pytest
 
@@ -184,3 +185,13 @@ def test_cluster_errors_name_the_arguments_to_pass(initialized, monkeypatch):
 def test_times_must_be_positive_seconds(argument):
     with raises_code("process-seconds-value", name=next(iter(argument))):
         init_distributed("localhost:1234", 2, 0, **argument)
+
+
+def test_processes_with_other_numbers_of_devices_are_refused(monkeypatch):
+    """JAX would fail in a reshape of the array of devices."""
+    devices = [types.SimpleNamespace(process_index=index) for index in (0, 1, 1)]
+    monkeypatch.setattr(connection.jax, "devices", lambda: devices)
+    with raises_code("process-devices-uneven", "1 device in process 0; 2 devices in process 1"):
+        connection._refuse_uneven_devices()
+    del devices[-1]
+    connection._refuse_uneven_devices()

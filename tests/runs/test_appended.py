@@ -78,6 +78,34 @@ def test_removed_or_replaced_file_is_lost(tmp_path):
     assert not file.is_lost()
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda path: path.unlink(), "run-log-removed"),
+        (lambda path: os.truncate(path, 1), "run-log-changed"),
+        (lambda path: (path.rename(path.with_name("b.log")), path.write_text("1\n")), "run-log-removed"),
+    ],
+    ids=["removed", "truncated", "replaced"],
+)
+def test_lines_do_not_get_lost(tmp_path, change, code, reopened):
+    """An editor or a synchronization replaces a file, and the system writes on to the old one."""
+    path = tmp_path / "a.log"
+    file = AppendedFile(str(path), crc=0)
+    file.pending.append("1\n")
+    file.write()
+    if reopened:
+        file.close()
+    change(path)
+    file.pending.append("2\n")
+    if reopened and path.exists() and path.read_text() == "1\n":
+        file.write()  # equal content is as good as the old file
+        assert path.read_text() == "1\n2\n"
+        return
+    with raises_code(code):
+        file.write()
+
+
 @given(FLOAT32)
 def test_float32_weights_round_trip(numbers):
     weights = np.array(numbers, np.float32)

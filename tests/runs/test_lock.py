@@ -39,8 +39,11 @@ def test_lock_file_is_removed(tmp_path):
 
 
 def test_locking_twice_in_one_process_is_refused(tmp_path):
-    with locked(tmp_path), raises_code("run-in-use", pid=os.getpid(), host=platform.node()), locked(tmp_path):
+    here = {"pid": os.getpid(), "host": platform.node()}
+    with locked(tmp_path), raises_code("run-in-use", **here) as refusal, locked(tmp_path):
         pass
+    assert "another run of this process" in str(refusal.value)
+    assert "remove" not in str(refusal.value)
     with locked(tmp_path):
         pass
 

@@ -47,6 +47,7 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
             _copy_from_population(options, restored, store, outputs.warn)
         _rewind_logs(spec, outputs, store, superseded)
         if store is not None:
+            store.place.warn = outputs.warn
             store.prepare()
             # Only now, as the newest could be read, and before a run that may have nothing left to save.
             store.prune()

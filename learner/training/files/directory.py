@@ -39,7 +39,7 @@ def holds_run(directory: Path) -> bool:
 
 
 def problem_with(directory: Path) -> str | None:
-    """Return why the directory cannot be written to, or None."""
+    """Return why the directory, or the journal of an earlier run in it, cannot be written to, or None."""
     existing = directory.absolute()
     if wrong := wrong_name(existing):
         return wrong
@@ -49,6 +49,9 @@ def problem_with(directory: Path) -> str | None:
         return f"the directory {directory} cannot be made: {existing} is a file"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"the directory {directory} is not writable"
+    journal = directory / "journal.jsonl"
+    if os.path.exists(journal) and not os.access(journal, os.W_OK):
+        return f"{journal} is not writable"
     return None
 
 

@@ -255,6 +255,12 @@ def test_a_directory_that_is_not_writable(tmp_path, monkeypatch):
         build_line(quiet(tmp_path / "run"))
 
 
+def test_a_journal_that_is_not_writable(tmp_path, monkeypatch):
+    (tmp_path / "journal.jsonl").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: os.path.isdir(path))
+    assert problem_with(tmp_path) == f"{tmp_path / 'journal.jsonl'} is not writable"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_without_write_permission(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
