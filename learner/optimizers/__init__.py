@@ -14,25 +14,16 @@ from typing import TYPE_CHECKING, Any
 from learner.util.discovery import import_lazily
 
 if TYPE_CHECKING:
-    from learner.optimizers.base import OptimizerFactory
-    from learner.optimizers.configs import OptimizerConfig
-    from learner.optimizers.gradient_transforms import Clipped, Noisy, kernels
-    from learner.optimizers.groups import Group, Groups
-    from learner.optimizers.weight_averages import Ema, Swa
-    from learner.steps.run_key import run_key
-
-    __all__ = [
-        "Clipped",
-        "Ema",
-        "Group",
-        "Groups",
-        "Noisy",
-        "OptimizerConfig",
-        "OptimizerFactory",
-        "Swa",
-        "kernels",
-        "run_key",
-    ]
+    from learner.optimizers.base import OptimizerFactory as OptimizerFactory
+    from learner.optimizers.configs import OptimizerConfig as OptimizerConfig
+    from learner.optimizers.gradient_transforms import Clipped as Clipped
+    from learner.optimizers.gradient_transforms import Noisy as Noisy
+    from learner.optimizers.gradient_transforms import kernels as kernels
+    from learner.optimizers.groups import Group as Group
+    from learner.optimizers.groups import Groups as Groups
+    from learner.optimizers.weight_averages import Ema as Ema
+    from learner.optimizers.weight_averages import Swa as Swa
+    from learner.steps.run_key import run_key as run_key
 
 _import, __dir__ = import_lazily(__name__)
 

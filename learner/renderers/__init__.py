@@ -10,19 +10,10 @@ from learner.renderers.kernel import in_notebook
 from learner.util.discovery import import_lazily
 
 if TYPE_CHECKING:
-    from learner.renderers.notebook import NotebookRenderer
-    from learner.renderers.plain import PlainRenderer
-    from learner.renderers.rich import RichRenderer, render_summary
-
-    __all__ = [
-        "NotebookRenderer",
-        "PlainRenderer",
-        "RichRenderer",
-        "default_renderer",
-        "print_overview",
-        "print_summary",
-        "render_summary",
-    ]
+    from learner.renderers.notebook import NotebookRenderer as NotebookRenderer
+    from learner.renderers.plain import PlainRenderer as PlainRenderer
+    from learner.renderers.rich import RichRenderer as RichRenderer
+    from learner.renderers.rich import render_summary as render_summary
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = import_lazily(__name__)

@@ -12,23 +12,15 @@ from typing import TYPE_CHECKING
 from learner.util.discovery import import_lazily
 
 if TYPE_CHECKING:
-    from learner.runs.comparison import Comparison, compare
-    from learner.runs.comparison_means import ComparisonMeans, compare_means
-    from learner.runs.find import each_run, find_runs
-    from learner.runs.run_reader import RunReader, Status
-    from learner.runs.thinning import Series
-
-    __all__ = [
-        "Comparison",
-        "ComparisonMeans",
-        "RunReader",
-        "Series",
-        "Status",
-        "compare",
-        "compare_means",
-        "each_run",
-        "find_runs",
-    ]
+    from learner.runs.comparison import Comparison as Comparison
+    from learner.runs.comparison import compare as compare
+    from learner.runs.comparison_means import ComparisonMeans as ComparisonMeans
+    from learner.runs.comparison_means import compare_means as compare_means
+    from learner.runs.find import each_run as each_run
+    from learner.runs.find import find_runs as find_runs
+    from learner.runs.run_reader import RunReader as RunReader
+    from learner.runs.run_reader import Status as Status
+    from learner.runs.thinning import Series as Series
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = import_lazily(__name__)

@@ -14,8 +14,9 @@ from typing import Any
 def import_lazily(package: str, base: str | None = None) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` of a package whose names are imported at their first use.
 
-    The package imports its names in a block `if TYPE_CHECKING:`, which also assigns `__all__`. Type checkers read this
-    block; at run time it is parsed at the first access to a name.
+    The package imports its names in a block `if TYPE_CHECKING:`, as themselves (`from x import A as A`), which makes
+    them public for type checkers. At run time this block is parsed at the first access to a name. `__all__` has these
+    names, and those of the functions that the package defines.
 
     Args:
       package: the import path of the package, `__name__`.
@@ -24,23 +25,28 @@ def import_lazily(package: str, base: str | None = None) -> tuple[Callable[[str]
     """
 
     @functools.cache
-    def listed() -> tuple[dict[str, str], list[str]]:
-        return _names_for_type_checkers(sys.modules[package])
+    def modules() -> dict[str, str]:
+        return _modules_for_type_checkers(sys.modules[package])
+
+    @functools.cache
+    def listed() -> list[str]:
+        own = {name for name, x in vars(sys.modules[package]).items() if getattr(x, "__module__", None) == package}
+        return sorted({*modules(), *(name for name in own if not name.startswith("_"))})
 
     @functools.cache
     def discover() -> None:
         if base is not None:
             parent, _, name = base.rpartition(".")
-            export_classes(package, getattr(importlib.import_module(parent), name), listed()[1])
+            export_classes(package, getattr(importlib.import_module(parent), name), listed())
 
     def get(name: str) -> Any:
         module = sys.modules[package]
         if name == "__all__":
             discover()
-            return vars(module).setdefault(name, listed()[1])
+            return vars(module).setdefault(name, listed())
         if not name.startswith("_"):
-            if name in listed()[0]:
-                value = getattr(importlib.import_module(listed()[0][name]), name)
+            if name in modules():
+                value = getattr(importlib.import_module(modules()[name]), name)
                 return vars(module).setdefault(name, value)
             if importlib.util.find_spec(f"{package}.{name}") is not None:
                 return importlib.import_module(f"{package}.{name}")
@@ -69,27 +75,15 @@ def export_classes(package: str, base: type, names: list[str]) -> None:
     vars(module).update(found, __all__=sorted({*names, *found}))
 
 
-def _names_for_type_checkers(module: Any) -> tuple[dict[str, str], list[str]]:
-    """Return the modules of the names that a package imports `if TYPE_CHECKING`, and its `__all__`."""
-    source = module.__spec__.loader.get_source(module.__name__)
+def _modules_for_type_checkers(package: Any) -> dict[str, str]:
+    """Return the modules of the names that a package imports `if TYPE_CHECKING`."""
+    source = package.__spec__.loader.get_source(package.__name__)
     if source is None:  # only compiled files are installed
-        return _names_of_modules(module)
+        names = [f"{package.__name__}.{info.name}" for info in pkgutil.iter_modules(package.__path__)]
+        return {name: module for module in names for name in vars(importlib.import_module(module)) if name[0] != "_"}
     (block,) = (x for x in ast.parse(source).body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
-    modules = {
-        name.name: statement.module
-        for statement in block.body
-        if isinstance(statement, ast.ImportFrom) and statement.module
-        for name in statement.names
-    }
-    (names,) = (statement.value for statement in block.body if isinstance(statement, ast.Assign))
-    return modules, ast.literal_eval(names)
-
-
-def _names_of_modules(package: Any) -> tuple[dict[str, str], list[str]]:
-    """Return the public names of all modules of a package with their modules, and the sorted names."""
-    modules = [importlib.import_module(f"{package.__name__}.{x.name}") for x in pkgutil.iter_modules(package.__path__)]
-    names = {name: module.__name__ for module in modules for name in vars(module) if not name.startswith("_")}
-    return names, sorted(names)
+    imports = [statement for statement in block.body if isinstance(statement, ast.ImportFrom)]
+    return {name.name: str(statement.module) for statement in imports for name in statement.names}
 
 
 def _derived(base: type, prefix: str) -> set[type]:
