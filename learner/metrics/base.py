@@ -157,6 +157,14 @@ class Metric(MetricBase, abc.ABC):
         """
 
 
+class MergingMetric(Metric, abc.ABC):
+    """A metric whose state has a method `merge`, as all states of this package have."""
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """Return `a.merge(b)`."""
+        return a.merge(b)
+
+
 class CollectingMetric(MetricBase, abc.ABC):
     """A metric that needs every row at once. It has no value per step.
 

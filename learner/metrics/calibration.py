@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from learner.metrics.base import Array, CompensatedSum, Info, Metric, WeightedMean
+from learner.metrics.base import Array, CompensatedSum, Info, MergingMetric, WeightedMean
 from learner.metrics.class_arguments import (
     as_int,
     choice_problem,
@@ -89,7 +89,7 @@ class Bins:
         )
 
 
-class CalibrationError(Metric):
+class CalibrationError(MergingMetric):
     """The gap between confidence and accuracy, from 0 to 1; 0 is perfect.
 
     The confidence is the probability of the predicted class. It sorts the predictions into `bins` of equal width; an
@@ -150,10 +150,6 @@ class CalibrationError(Metric):
         counts = [(inside & which[:, None]).sum(0, dtype=jnp.uint32) for which in (right, ~right)]
         sums = jnp.where(inside, confidence[:, None], 0).sum(0)
         return Bins(state.counts.plus(jnp.stack(counts)), state.confidence.add(sums), state.strange.add(strange))
-
-    def merge(self, a: Bins, b: Bins) -> Bins:
-        """Return the predictions of both."""
-        return a.merge(b)
 
     def compute(self, state: Bins) -> Array:
         """Return a float32 scalar from 0 to 1; NaN without predictions."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Metric
+from learner.metrics.base import Array, Info, MergingMetric
 from learner.metrics.class_arguments import (
     Classes,
     as_int,
@@ -32,7 +32,7 @@ from learner.metrics.scores import Scores, decided, read_scores
 HITS, FALSE, MISSED, NEITHER, STRANGE = range(5)
 
 
-class ClassMetric(Metric, abc.ABC):
+class ClassMetric(MergingMetric, abc.ABC):
     """A fraction of the counts of each class, averaged over the classes.
 
     For each class, TP counts the labels that are predicted, FP the predictions that are not the label, FN the labels
@@ -122,10 +122,6 @@ class ClassMetric(Metric, abc.ABC):
         cases = (predicted & present, predicted & ~present, ~predicted & present, ~predicted & ~present)
         counts = [(case & used).sum(0, dtype=jnp.uint32) for case in cases]
         return state.plus(jnp.stack([*counts, (counted & strange).sum(0, dtype=jnp.uint32)]))
-
-    def merge(self, a: Count, b: Count) -> Count:
-        """Merge two states."""
-        return a.merge(b)
 
     def compute(self, state: Count) -> Array:
         """Return a float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is undefined."""

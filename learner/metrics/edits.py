@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from learner.metrics.base import Array, Info, Metric
+from learner.metrics.base import Array, Info, MergingMetric
 from learner.metrics.counts import Count
 from learner.metrics.tokens import Ends, Tokens
 
@@ -67,7 +67,7 @@ def edit_distance(predicted: Tokens, target: Tokens) -> Array:
     return jnp.take_along_axis(row, target.length[:, None], axis=1)[:, 0]
 
 
-class _ErrorRate(Metric):
+class _ErrorRate(MergingMetric):
     higher_is_better = False
     unit = ""
     fields = ("predictions", "targets")
@@ -86,10 +86,6 @@ class _ErrorRate(Metric):
         """Add a batch of sequences: integer `predictions` and `targets` `[batch, length]`, and their `mask`."""
         predicted, target, rows = self._ends.pairs(output)
         return state.add(jnp.where(rows, edit_distance(predicted, target), 0), target.length)
-
-    def merge(self, a: Ratio, b: Ratio) -> Ratio:
-        """Merge two states."""
-        return a.merge(b)
 
     def compute(self, state: Ratio) -> Array:
         """Return a float32 scalar, 0 or more; NaN where the targets have no tokens."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.metrics.base import Info, Metric
+from learner.metrics.base import Info, MergingMetric
 from learner.metrics.class_arguments import (
     Classes,
     as_int,
@@ -28,7 +28,7 @@ PIXELS, MOST_PIXELS = 384, 1024  # the side of a picture of few classes, and of 
 MOST_CLASSES = 100  # of a table with a column for each class; a run's files store the table after every epoch
 
 
-class MatrixMetric(Metric, abc.ABC):
+class MatrixMetric(MergingMetric, abc.ABC):
     """A metric computed from a confusion matrix.
 
     The state has a row for each label and a column for each predicted class. A last row and a last column count the
@@ -99,10 +99,6 @@ class MatrixMetric(Metric, abc.ABC):
         best = jnp.where(unknown, none, decided(self.name, scores, self._threshold).reshape(-1))
         counts = jnp.zeros(size * size, jnp.uint32).at[labels * size + best].add(counted.astype(jnp.uint32))
         return state.plus(counts.reshape(size, size))
-
-    def merge(self, a: Count, b: Count) -> Count:
-        """Merge two states."""
-        return a.merge(b)
 
 
 class ConfusionMatrix(MatrixMetric):

@@ -5,11 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Metric, WeightedMean, rows_mask
+from learner.metrics.base import Array, Info, MergingMetric, WeightedMean, rows_mask
 from learner.metrics.counts import Fraction
 
 
-class MeanMetric(Metric):
+class MeanMetric(MergingMetric):
     """A metric whose value is one weighted mean. Subclasses define `update` only.
 
     >>> import jax.numpy as jnp
@@ -30,10 +30,6 @@ class MeanMetric(Metric):
     def init(self) -> WeightedMean:
         """Return the mean of no values."""
         return WeightedMean.zero()
-
-    def merge(self, a: WeightedMean, b: WeightedMean) -> WeightedMean:
-        """Merge two means."""
-        return a.merge(b)
 
     def compute(self, state: WeightedMean) -> Array:
         """Return a float32 scalar; NaN without rows."""
@@ -90,7 +86,7 @@ class FieldMean(MeanMetric):
         return state.add(values, mask if values.ndim else info.weight)
 
 
-class FractionMetric(Metric):
+class FractionMetric(MergingMetric):
     """A metric whose value is one exact fraction. Subclasses define `update` only."""
 
     unit = ""
@@ -98,10 +94,6 @@ class FractionMetric(Metric):
     def init(self) -> Fraction:
         """Return an empty fraction."""
         return Fraction.zero()
-
-    def merge(self, a: Fraction, b: Fraction) -> Fraction:
-        """Merge two fractions."""
-        return a.merge(b)
 
     def compute(self, state: Fraction) -> Array:
         """Return a float32 scalar from 0 to 1; NaN if nothing was counted."""

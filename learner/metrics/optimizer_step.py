@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Metric, WeightedMean
+from learner.metrics.base import Array, Info, MergingMetric, WeightedMean
 from learner.metrics.means import MeanMetric
 
 
@@ -24,7 +24,7 @@ class _Latest:
         return type(self)(jnp.where(newer, other.step, self.step), jnp.where(newer, other.value, self.value))
 
 
-class _LastStep(Metric):
+class _LastStep(MergingMetric):
     """A property of a step, `info.<known>`. The value of an epoch is that of its last step."""
 
     splits = ("train",)
@@ -39,10 +39,6 @@ class _LastStep(Metric):
     def update(self, state: _Latest, output: Any, info: Info) -> _Latest:
         """Take the property of the step from `info`."""
         return state.merge(_Latest(jnp.asarray(info.step, jnp.int32), _known(self.name, self.known, info)))
-
-    def merge(self, a: _Latest, b: _Latest) -> _Latest:
-        """Return the later state."""
-        return a.merge(b)
 
     def compute(self, state: _Latest) -> Array:
         """Return a float32 scalar; NaN without steps."""

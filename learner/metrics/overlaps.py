@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Metric
+from learner.metrics.base import Array, Info, MergingMetric
 from learner.metrics.class_arguments import as_int, is_integral
 from learner.metrics.counts import Count
 from learner.metrics.rows import as_int32, kept_rows
@@ -48,7 +48,7 @@ def _count_labels(labels: Array, counted: Array, classes: int) -> Array:
     return jnp.zeros(classes + 1, jnp.uint32).at[places].add(jnp.uint32(1))[:classes]
 
 
-class _OfClasses(Metric):
+class _OfClasses(MergingMetric):
     """A metric with a value for each class."""
 
     higher_is_better = True
@@ -95,10 +95,6 @@ class _OfClasses(Metric):
         if self.ignore_label is not None:
             counted &= true != self.ignore_label
         return state.add(as_int32(predicted), true, counted)
-
-    def merge(self, a: Overlap, b: Overlap) -> Overlap:
-        """Merge two states."""
-        return a.merge(b)
 
     def _per_class(self, state: Overlap) -> Array:
         """Return float32 `[classes]`; NaN for a class that is neither present nor predicted."""

@@ -7,13 +7,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Metric
+from learner.metrics.base import Array, Info, MergingMetric
 from learner.metrics.class_arguments import is_integral, metric_name, refuse
 from learner.metrics.moments import Moments
 from learner.metrics.rows import kept_rows, wide
 
 
-class PairMetric(Metric, abc.ABC):
+class PairMetric(MergingMetric, abc.ABC):
     """A metric of the moments of targets (x) and of predictions or errors (y).
 
     Args:
@@ -61,10 +61,6 @@ class PairMetric(Metric, abc.ABC):
         x, y = targets, self.second(predictions, targets)
         flat = (-1, self._outputs)
         return state.merge(Moments.of(x.reshape(flat), y.reshape(flat), counted.reshape(flat)))
-
-    def merge(self, a: Moments, b: Moments) -> Moments:
-        """Merge two states."""
-        return a.merge(b)
 
     def compute(self, state: Moments) -> Array:
         """Return a float32 scalar; NaN if it is undefined for one of the outputs."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from learner.metrics.base import Array, Info, Metric
+from learner.metrics.base import Array, Info, MergingMetric
 from learner.metrics.class_arguments import (
     AVERAGES,
     Classes,
@@ -28,7 +28,7 @@ from learner.metrics.scores import read_scores
 BINNED_AVERAGES = tuple(average for average in AVERAGES if average != "micro")
 
 
-class BinnedRankingMetric(Metric, abc.ABC):
+class BinnedRankingMetric(MergingMetric, abc.ABC):
     """A metric of the order of probabilities. Probabilities in the same one of `bins` equally wide bins count as equal.
 
     Probabilities are the softmax over classes; with several labels per row, or one score for two classes, the sigmoid
@@ -110,10 +110,6 @@ class BinnedRankingMetric(Metric, abc.ABC):
         numbers = jnp.broadcast_to(jnp.arange(scores.classes)[None, :], present.shape)
         where = (~present).astype(jnp.int32), numbers, places
         return state.plus(jnp.zeros(state.low.shape, jnp.uint32).at[where].add(counted.astype(jnp.uint32)))
-
-    def merge(self, a: Count, b: Count) -> Count:
-        """Merge two states."""
-        return a.merge(b)
 
     def compute(self, state: Count) -> Array:
         """Return a float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is not defined."""
