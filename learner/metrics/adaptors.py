@@ -1,8 +1,7 @@
 """Metrics of other packages: CLU, metrax, and flax.nnx."""
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, Metric
+from learner.util.promotion import standard_promotion
 
 OPTIONAL = ("mask", "prediction_mask")
 """Optional fields of an output; the metric gets `None` for a missing one."""
@@ -86,17 +86,17 @@ class Adapted(Metric):
         """Add a batch: pass the output's fields to the metric."""
         given = {name: getattr(output, field, None) for name, field in self._arguments.items()}
         given = {name: x if x is None else jnp.asarray(x) for name, x in given.items()}
-        with _as_others_do():
+        with standard_promotion():
             return _like(self._kind.update(state, given), state)
 
     def merge(self, a: Any, b: Any) -> Any:
         """Merge two states."""
-        with _as_others_do():
+        with standard_promotion():
             return _like(self._kind.merge(a, b), a)
 
     def compute(self, state: Any) -> Array:
         """Return a float32 scalar."""
-        with _as_others_do():
+        with standard_promotion():
             value = self._kind.compute(state)
         if self._take is not None:
             value = value[self._take] if isinstance(value, dict) else getattr(value, self._take)
@@ -116,7 +116,7 @@ class _Clu:
         self._kind, self.name = kind, kind.__name__
         # metrax counts in float32, and begins with an int32.
         self._floats = any(cls.__module__.split(".")[0] == "metrax" for cls in kind.__mro__)
-        with _as_others_do():
+        with standard_promotion():
             empty = _tried(kind.empty, self.name)
         if jax.tree_util.all_leaves([empty]):
             raise LearnerError(
@@ -151,7 +151,7 @@ class _Nnx:
         self.name, self._nnx = type(metric).__name__, nnx
         self._merged = _merge_of(metric, self.name)
         own = copy.deepcopy(metric)
-        with _as_others_do():
+        with standard_promotion():
             own.reset()
         self._graph, variables = nnx.split(own)
         leaves: list[Any]
@@ -254,10 +254,3 @@ def _tried(make: Callable[[], Any], name: str) -> Any:
 def _like(new: Any, old: Any) -> Any:
     """Cast to the dtypes of `old`: sums that begin as float32 stay float32."""
     return jax.tree.map(lambda a, b: jnp.asarray(a).astype(jnp.asarray(b).dtype), new, old)
-
-
-@contextlib.contextmanager
-def _as_others_do() -> Iterator[None]:
-    """Use JAX's default promotion rules, which other libraries are written for."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield

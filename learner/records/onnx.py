@@ -14,6 +14,7 @@ from jax.interpreters import partial_eval
 
 from learner.errors import LearnerError
 from learner.util.optional import import_optional
+from learner.util.promotion import standard_promotion
 
 TOLERANCE = 1e-3  # relative to the largest output: kernels of ONNX Runtime add in another order
 MOST_POOLED = 3  # axes that ONNX Runtime pools over
@@ -79,7 +80,7 @@ def _contained() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        with warnings.catch_warnings(), standard_promotion():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.steps.promotion import optax_promotion
+from learner.util.promotion import standard_promotion
 from learner.util.text import name_of
 
 Array = Any
@@ -265,7 +265,7 @@ def lr_of(function: ScheduleFn, step: Any) -> Array:
     >>> lr_of(lambda step: 0.5, 3)
     Array(0.5, dtype=float32)
     """
-    with optax_promotion():
+    with standard_promotion():
         return jnp.asarray(function(jnp.asarray(step, jnp.int32)), jnp.float32)
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.schedules.base import Resolved, RunLength, Schedule, ScheduleFn, lr_of
-from learner.steps.promotion import optax_promotion
 from learner.util.executables import scalar_program
+from learner.util.promotion import standard_promotion
 from learner.util.text import name_of
 
 
@@ -60,7 +60,7 @@ def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[in
     """
     count = min(steps, points)
     places = [round(i * (steps - 1) / max(1, count - 1)) for i in range(count)]
-    with optax_promotion():
+    with standard_promotion():
         values = jax.jit(jax.vmap(lambda step: lr_of(schedule, step)))(jnp.asarray(places, jnp.int32))
     return places, [float(rate) for rate in values]
 

@@ -19,11 +19,11 @@ import optax.contrib
 from learner.errors import LearnerError, Problem
 from learner.steps.eval_params import problems_of
 from learner.steps.extra import extra_arguments, filter_kwargs, steepest_ascent
-from learner.steps.promotion import optax_promotion
 from learner.steps.raw_gradients import passed_inputs
 from learner.steps.tree_math import loss_dtype
 from learner.util.executables import scalar_program
 from learner.util.jaxprs import dependent_outputs
+from learner.util.promotion import standard_promotion
 from learner.util.text import abbreviate, join_names, name_of
 from learner.util.traced_values import explained
 from learner.util.trees import named_leaves
@@ -63,7 +63,7 @@ def update_params(
     {'w': Array([0.5, 1.5], dtype=float32)}
     """
     extra = extra_arguments(grads, loss, value_fn, step)
-    with optax_promotion():
+    with standard_promotion():
         try:
             updates, opt_state = _updates_of(optimizer, lr, grads, opt_state, params, extra)
         except (ValueError, IndexError) as error:  # IndexError: of the gradient of a scalar
@@ -281,7 +281,7 @@ def _try_update(
         if why := unfit(old):
             raise LearnerError(f"the optimizer ({name_of(optimizer)}) {why}", code="optimizer-unusable")
         extra = extra_arguments(grads, no_loss(params), value_fn)
-        with optax_promotion():
+        with standard_promotion():
             updates, new = _updates_of(optimizer, lr, grads, old, params, extra)
             return updates, (optax.apply_updates(params, updates), old, new)
 
@@ -430,7 +430,7 @@ def check_schedule(schedule: Schedule) -> list[str]:
     """Return the problems of a schedule: it must map an int32 scalar to a real scalar."""
     number = lambda step: _number(schedule(step), name_of(schedule))  # noqa: E731
     try:
-        with optax_promotion():
+        with standard_promotion():
             traced, lr = jax.make_jaxpr(number, return_shape=True)(jax.ShapeDtypeStruct((), jnp.int32))
     except LearnerError as error:
         return [Problem(f"the learning rate: {error}", code=error.code, **error.fields)]
@@ -450,7 +450,7 @@ def check_schedule(schedule: Schedule) -> list[str]:
                 code="learning-rate-schedule-value",
             )
         ]
-    with optax_promotion():
+    with standard_promotion():
         first = scalar_program(number)(0) if traced.eqns else float(schedule(jnp.int32(0)))
     if not 0 <= first < float("inf"):
         return [
@@ -477,13 +477,13 @@ def lr_at(schedule: Schedule | None, step: Array, lr_scale: Array) -> Array:
     """Return the float32 learning rate of the optimizer step number `step`: `schedule(step) * lr_scale`."""
     if schedule is None:
         return lr_scale
-    with optax_promotion():
+    with standard_promotion():
         return jnp.asarray(schedule(step), jnp.float32) * lr_scale
 
 
 def init_optimizer(optimizer: OptimizerFn, schedule: Schedule | None, params: PyTree, lr_scale: Array) -> PyTree:
     """Return the optimizer's initial state, given the first learning rate, which `optax.rprop` stores."""
-    with optax_promotion():
+    with standard_promotion():
         return optimizer(lr_at(schedule, jnp.int32(0), lr_scale)).init(params)
 
 
