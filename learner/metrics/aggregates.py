@@ -3,18 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, Metric
-
-TRACED = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-"""The errors that JAX raises where Python or NumPy need a number that is not computed yet."""
+from learner.util.traced_values import OF_VALUES
 
 
 class Aggregate(Metric):
@@ -106,7 +99,7 @@ class Aggregate(Metric):
         values = {key: jnp.asarray(part.compute(state[key]), jnp.float32) for key, part in self._metrics.items()}
         try:
             return jnp.asarray(self._function(**values), jnp.float32)
-        except TRACED as error:
+        except OF_VALUES as error:
             raise LearnerError(
                 f"the function of {self.name} is traced: {', '.join(values)} have no values there. Use jnp.maximum(a, "
                 "b) rather than max(a, b), jnp.where rather than if, and jnp rather than math and numpy "
