@@ -49,12 +49,14 @@ class RunLength:
     left: int | None = None
     ahead: int = 0
 
-    def in_steps(self, length: float, unit: Unit, name: str) -> int:
-        """Return a length in optimizer steps, rounded, at least 1.
+    def in_steps(self, length: float | None, unit: Unit, name: str) -> int:
+        """Return a length in optimizer steps, rounded, at least 1. None is the `rest`.
 
         Raises:
           LengthNeededError: it is relative to an unknown length.
         """
+        if length is None:
+            return self.rest(name)
         unit_steps = {"steps": 1, "epochs": self.epoch, "fraction": self.steps}[unit]
         if unit_steps is None and unit == "epochs":
             raise LengthNeededError(
@@ -192,6 +194,17 @@ class Schedule(abc.ABC):
             if field.default is dataclasses.MISSING or value != field.default:
                 texts.append(f"{field.name}={_argument_text(value)}")
         return f"{type(self).__name__}({', '.join(texts)})"
+
+
+class EndingSchedule(Schedule):
+    """A schedule whose rate is constant after `over`, a length in its `unit`, or to the end of the run."""
+
+    over: float | None
+    unit: Unit
+
+    def steps(self, run: RunLength) -> int:
+        """See `Schedule`."""
+        return run.in_steps(self.over, self.unit, "over")
 
 
 class Resolved:

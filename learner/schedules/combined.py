@@ -5,13 +5,13 @@ import math
 from collections import abc
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
-from learner.schedules.base import Array, RunLength, Schedule, ScheduleFn, Unit, function_in, lr_of, milestones_in_steps
+from learner.schedules.base import RunLength, Schedule, ScheduleFn, Unit, function_in, lr_of, milestones_in_steps
 from learner.schedules.checks import UNITS, Checks, check_milestones
 from learner.steps.optimizer import is_schedule
 from learner.util.number_checks import is_finite
@@ -91,6 +91,7 @@ class _Several(Schedule):
     """Several schedules that all count steps from the beginning."""
 
     parts: abc.Sequence[Any]
+    _combined: ClassVar[Any]  # a function of the rates of all parts
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for parts that are not schedules."""
@@ -105,9 +106,10 @@ class _Several(Schedule):
         """See `Schedule`."""
         return [text for part in self.parts if isinstance(part, Schedule) for text in part.not_reached(run)]
 
-    def _all(self, run: RunLength) -> Callable[[Array], list[Array]]:
+    def function(self, run: RunLength) -> ScheduleFn:
+        """See `Schedule`."""
         functions = [_function(part, run) for part in self.parts]
-        return lambda step: [lr_of(function, step) for function in functions]
+        return lambda step: self._combined([lr_of(function, step) for function in functions])
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -122,10 +124,7 @@ class Product(_Several):
     [0.0, 0.2, 0.4, 0.2]
     """
 
-    def function(self, run: RunLength) -> ScheduleFn:
-        """See `Schedule`."""
-        functions = self._all(run)
-        return lambda step: math.prod(functions(step))
+    _combined = staticmethod(math.prod)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -140,10 +139,7 @@ class Sum(_Several):
     [0.3, 0.2, 0.1]
     """
 
-    def function(self, run: RunLength) -> ScheduleFn:
-        """See `Schedule`."""
-        functions = self._all(run)
-        return lambda step: sum(functions(step))
+    _combined = staticmethod(sum)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -158,10 +154,7 @@ class Mean(_Several):
     [0.15, 0.1, 0.05]
     """
 
-    def function(self, run: RunLength) -> ScheduleFn:
-        """See `Schedule`."""
-        functions = self._all(run)
-        return lambda step: sum(functions(step)) / len(self.parts)
+    _combined = staticmethod(lambda rates: sum(rates) / len(rates))
 
 
 def _many(parts: Any) -> bool:

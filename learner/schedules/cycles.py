@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
-from learner.schedules.base import RunLength, Schedule, ScheduleFn, Unit, between
+from learner.schedules.base import EndingSchedule, RunLength, ScheduleFn, Unit, between
 from learner.schedules.checks import UNITS, Checks
 from learner.schedules.decays import Cosine
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class CosineRestarts(Schedule):
+class CosineRestarts(EndingSchedule):
     """Cosine decay with warm restarts (SGDR: Loshchilov and Hutter 2017, arXiv:1608.03983; joined
     `optax.cosine_decay_schedule`). Each cycle begins with its highest rate; after the last one the rate stays `last`.
 
@@ -49,10 +49,6 @@ class CosineRestarts(Schedule):
             checks.add(f"cycles is {self.cycles!r}; it needs a whole number, 1 or more")
         checks.raise_problems()
 
-    def steps(self, run: RunLength) -> int:
-        """See `Schedule`."""
-        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
-
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
@@ -77,7 +73,7 @@ class CosineRestarts(Schedule):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class OneCycle(Schedule):
+class OneCycle(EndingSchedule):
     """A rise from `peak / div` to `peak`, and a fall to `peak / div / final_div` (Smith and Topin 2019,
     arXiv:1708.07120; `optax.cosine_onecycle_schedule` and `optax.linear_onecycle_schedule`).
 
@@ -111,10 +107,6 @@ class OneCycle(Schedule):
             checks.add(f"warmup is {self.warmup!r}; it is a part of `over`, less than {most:g}")
         checks.raise_problems()
 
-    def steps(self, run: RunLength) -> int:
-        """See `Schedule`."""
-        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
-
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
@@ -131,7 +123,7 @@ class OneCycle(Schedule):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class WarmupStableDecay(Schedule):
+class WarmupStableDecay(EndingSchedule):
     """A linear warmup, a long constant phase, and a decay at the end (Hu et al. 2024, arXiv:2404.06395). A run can be
     extended from a checkpoint of the constant phase.
 
@@ -167,10 +159,6 @@ class WarmupStableDecay(Schedule):
         checks.one_of("shape", ("linear", "cosine", "sqrt")).lengths("warmup", "decay").lengths("over", optional=True)
         checks.raise_problems()
 
-    def steps(self, run: RunLength) -> int:
-        """See `Schedule`."""
-        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
-
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
@@ -199,7 +187,7 @@ class WarmupStableDecay(Schedule):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class WarmupCosine(Schedule):
+class WarmupCosine(EndingSchedule):
     """A linear warmup and a cosine decay to the end (`optax.warmup_cosine_decay_schedule`).
 
     Args:
@@ -229,10 +217,6 @@ class WarmupCosine(Schedule):
         if self.warmup != 0:  # without a warmup it is a cosine
             checks.lengths("warmup")
         checks.lengths("over", optional=True).raise_problems()
-
-    def steps(self, run: RunLength) -> int:
-        """See `Schedule`."""
-        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import optax
 
-from learner.schedules.base import Array, RunLength, Schedule, ScheduleFn, Unit, between
+from learner.schedules.base import Array, EndingSchedule, RunLength, Schedule, ScheduleFn, Unit, between
 from learner.schedules.checks import UNITS, Checks
 
 
@@ -37,7 +37,7 @@ class Constant(Schedule):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Over(Schedule):
+class _Over(EndingSchedule):
     """A change from `first` to `last` over some steps, then constant `last`."""
 
     first: float
@@ -53,10 +53,6 @@ class _Over(Schedule):
     def _checks(self) -> Checks:
         checks = Checks(self).rates("first", "last").one_of("unit", UNITS)
         return checks.lengths("over", optional=True)
-
-    def steps(self, run: RunLength) -> int:
-        """See `Schedule`."""
-        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -166,7 +162,7 @@ class Exponential(Schedule):
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
-        every = run.rest("every") if self.every is None else run.in_steps(self.every, self.unit, "every")
+        every = run.in_steps(self.every, self.unit, "every")
         function = optax.exponential_decay(self.first, every, self.factor)
         return lambda step: jnp.maximum(function(step), self.floor)
 
