@@ -3,11 +3,12 @@
 import contextlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from learner.data.input_files import MemoryBudget, PathLike
-from learner.data.sources.column_spec import Fields, Labels, parse_columns
+from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_columns
 from learner.data.sources.table_arrays import DATE_HINT, Table, read_files, table
 from learner.errors import LearnerError
 from learner.util.optional import import_optional
@@ -53,6 +54,7 @@ def parquet(
     """
     formats = import_optional("pyarrow.parquet", "parquet", "parquet")
     types = import_optional("pyarrow.types", "parquet", "parquet")
+    spec_of = partial(parse_columns, fields=fields, dtypes=dtypes, labels=labels, missing=missing, unknown=unknown)
 
     def read(file: Path) -> Table:
         budget = MemoryBudget(file, max_memory)
@@ -71,7 +73,7 @@ def parquet(
             budget.reserve(content.nbytes)
             return content
 
-        return _table(file, names, read_columns, budget, fields, dtypes, labels, missing, unknown)
+        return _table(file, names, read_columns, budget, spec_of)
 
     return read_files(path, "parquet", read)
 
@@ -99,6 +101,7 @@ def arrow(
     """
     pyarrow = import_optional("pyarrow", "parquet", "arrow")
     ipc = import_optional("pyarrow.ipc", "parquet", "arrow")
+    spec_of = partial(parse_columns, fields=fields, dtypes=dtypes, labels=labels, missing=missing, unknown=unknown)
 
     def read(file: Path) -> Table:
         budget = MemoryBudget(file, max_memory)
@@ -127,17 +130,7 @@ def arrow(
             check()
             return ipc.open_stream(stream()).read_all().select(list(columns))
 
-        return _table(
-            file,
-            lambda: ipc.open_stream(stream()).schema.names,
-            read_columns,
-            budget,
-            fields,
-            dtypes,
-            labels,
-            missing,
-            unknown,
-        )
+        return _table(file, lambda: ipc.open_stream(stream()).schema.names, read_columns, budget, spec_of)
 
     return read_files(path, "arrow", read)
 
@@ -205,16 +198,12 @@ def _table(
     names: Callable[[], list[str]],
     read: Callable[[Sequence[str]], Any],
     budget: MemoryBudget,
-    fields: Fields | None,
-    dtypes: dict[str, str] | None,
-    labels: Labels | None,
-    missing: float | None,
-    unknown: dict[str, int] | None,
+    spec_of: Callable[[str, Sequence[str]], ColumnSpec],
 ) -> Table:
     pyarrow = import_optional("pyarrow", "parquet", "this file")
     with _readable(path):
         columns = names()
-    spec = parse_columns(str(path), columns, fields, dtypes, labels, missing, unknown)
+    spec = spec_of(str(path), columns)
     with _readable(path):
         content = read(spec.columns)
         # This validates that offsets, indices and texts lie within their buffers: pyarrow trusts them.
