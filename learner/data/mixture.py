@@ -16,6 +16,7 @@ from learner.data.mixture_checks import (
     check_sources,
     check_weights,
     first_items,
+    fractions_of,
 )
 from learner.data.mixture_draws import EpochRows, MixtureDraws
 from learner.data.stream_mixture import BLOCK, EXHAUSTED, StreamMixture
@@ -67,7 +68,8 @@ def mix(
     problems: list[str] = []
     names, datasets = check_sources(sources, problems)
     problems += label_conflicts({f"source {name!r}": dataset for name, dataset in datasets.items()})
-    given = check_weights(weights, names, problems) if names and weights is not None else None
+    if names and weights is not None:
+        problems += check_weights(weights, names)
     for name, value, least in (("size", 1 if size is None else size, 1), ("seed", seed, 0)):
         try:
             check_int(f"the {name} of a mixture", value, least)
@@ -85,19 +87,21 @@ def mix(
     if streams:
         if problems:
             raise one_error(problems, "this cannot be mixed", code="data-mixture-unusable")
-        draws = MixtureDraws([1] * len(names), given or [Fraction(1)] * len(names), BLOCK, int(seed))
+        given = [Fraction(1)] * len(names) if weights is None else fractions_of(weights, names)
+        draws = MixtureDraws([1] * len(names), given, BLOCK, int(seed))
         plain = {
             name: source.data if isinstance(source, UncheckedStream) else source for name, source in datasets.items()
         }
         return StreamMixture(plain, draws, size=size, exhausted=exhausted or "stop", source_field=source_field)
     items = first_items(datasets)
-    check_fields(datasets, items, problems)
+    problems += check_fields(datasets, items)
     if source_field is not None:
-        check_source_field(source_field, items, problems)
+        problems += check_source_field(source_field, items)
     if problems:
         raise one_error(problems, "this cannot be mixed", code="data-mixture-unusable")
     lengths = [len(dataset) for dataset in datasets.values()]
-    draws = MixtureDraws(lengths, given or list(map(Fraction, lengths)), int(size or sum(lengths)), int(seed))
+    given = list(map(Fraction, lengths)) if weights is None else fractions_of(weights, names)
+    draws = MixtureDraws(lengths, given, int(size or sum(lengths)), int(seed))
     return Mixture(datasets, draws, weights is None, source_field)
 
 

@@ -90,73 +90,56 @@ def _dataset(name: Any, source: Any) -> "Dataset | UncheckedStream":
     return UncheckedStream(source)
 
 
-def check_weights(weights: Any, names: Sequence[str], problems: Problems) -> list[Fraction]:
-    """Return the weights in the order of `names`, or an empty list if a value is wrong."""
-    if isinstance(weights, Mapping):
-        given = {str(name): weight for name, weight in weights.items()}
-        _check_weight_names(given, names, problems)
-    elif isinstance(weights, list | tuple) or (isinstance(weights, np.ndarray) and weights.ndim == 1):
-        if len(weights) != len(names):
-            problems.append(
-                Problem(
-                    f"a mixture of {len(names)} sources has {len(weights)} weights: give one for each source",
-                    code="data-mixture-weights-count",
-                    count=len(weights),
-                )
-            )
-        given = dict(zip(names, weights, strict=False))
-    else:
-        problems.append(
-            Problem(
-                f"the weights of a mixture are {weights!r}: give a dict of numbers by source, or a list of them",
-                code="data-mixture-weights-type",
-            )
+def check_weights(weights: Any, names: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problems of weights for the sources of these names."""
+    given = _by_source(weights, names)
+    if given is None:
+        yield Problem(
+            f"the weights of a mixture are {weights!r}: give a dict of numbers by source, or a list of them",
+            code="data-mixture-weights-type",
         )
-        return []
-    return _check_weight_values(given, names, problems)
-
-
-def _check_weight_names(given: Mapping[str, Any], names: Sequence[str], problems: Problems) -> None:
-    for name in given:
-        if name not in names:
-            problems.append(
-                Problem(
-                    f"the mixture has a weight for {name!r}, which is not a source: {near(name, names)}",
-                    code="data-mixture-weight-unknown",
-                    source=name,
-                )
-            )
-    for name in names:
-        if name not in given:
-            problems.append(
-                Problem(
-                    f"the mixture has no weight for the source {name!r}: give each a number, 0 to leave one out",
-                    code="data-mixture-weight-missing",
-                    source=name,
-                )
-            )
-
-
-def _check_weight_values(given: Mapping[str, Any], names: Sequence[str], problems: Problems) -> list[Fraction]:
+        return
+    if not isinstance(weights, Mapping) and len(weights) != len(names):
+        yield Problem(
+            f"a mixture of {len(names)} sources has {len(weights)} weights: give one for each source",
+            code="data-mixture-weights-count",
+            count=len(weights),
+        )
+    for name in [name for name in given if name not in names]:
+        yield Problem(
+            f"the mixture has a weight for {name!r}, which is not a source: {near(name, names)}",
+            code="data-mixture-weight-unknown",
+            source=name,
+        )
+    for name in [name for name in names if name not in given] if isinstance(weights, Mapping) else ():
+        yield Problem(
+            f"the mixture has no weight for the source {name!r}: give each a number, 0 to leave one out",
+            code="data-mixture-weight-missing",
+            source=name,
+        )
     wrong = {name: weight for name, weight in given.items() if not _is_weight(weight)}
     for name, weight in wrong.items():
-        problems.append(
-            Problem(
-                f"the weight of the source {name!r} is {weight!r}: give a finite number, 0 or more",
-                code="data-mixture-weight-value",
-                source=name,
-            )
+        yield Problem(
+            f"the weight of the source {name!r} is {weight!r}: give a finite number, 0 or more",
+            code="data-mixture-weight-value",
+            source=name,
         )
     if given and not wrong and not any(given.values()):
-        problems.append(
-            Problem("the weights of a mixture are all 0: give a number above 0", code="data-mixture-weights-zero")
-        )
-    # Fractions, because rounding in sums of floats would decide on rows.
-    return [] if wrong else [_fraction(given[name]) for name in names if name in given]
+        yield Problem("the weights of a mixture are all 0: give a number above 0", code="data-mixture-weights-zero")
 
 
-def _fraction(weight: Any) -> Fraction:
-    return Fraction(weight.item() if isinstance(weight, np.generic) else weight)
+def fractions_of(weights: Any, names: Sequence[str]) -> list[Fraction]:
+    """Return checked weights in the order of `names`, as fractions: rounding in sums of floats would decide on rows."""
+    ordered = map((_by_source(weights, names) or {}).__getitem__, names)
+    return [Fraction(weight.item() if isinstance(weight, np.generic) else weight) for weight in ordered]
+
+
+def _by_source(weights: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the weights by source, or None if they are neither a mapping nor a list."""
+    if isinstance(weights, Mapping):
+        return {str(name): weight for name, weight in weights.items()}
+    is_list = isinstance(weights, list | tuple) or (isinstance(weights, np.ndarray) and weights.ndim == 1)
+    return dict(zip(names, weights, strict=False)) if is_list else None
 
 
 def _is_weight(weight: Any) -> bool:
@@ -176,8 +159,8 @@ def first_items(sources: Mapping[str, Dataset]) -> dict[str, Any]:
     return items
 
 
-def check_fields(sources: Mapping[str, Any], items: Mapping[str, Any], problems: Problems) -> None:
-    """Compare the first item of each source with that of the first source.
+def check_fields(sources: Mapping[str, Any], items: Mapping[str, Any]) -> Iterator[Problem]:
+    """Compare the first item of each source with that of the first source, and yield the problems.
 
     The lengths of first axes differ between texts, so they are compared only between arrays in memory.
     """
@@ -186,47 +169,39 @@ def check_fields(sources: Mapping[str, Any], items: Mapping[str, Any], problems:
         first, expected, other = kinds[0]
         differing = [field for field in {**expected, **fields} if not _agree(expected.get(field), fields.get(field))]
         for field in differing:
-            problems.append(
-                Problem(
-                    f"the sources of a mixture need equal fields; {field} is {_text(expected.get(field))} in {first!r} "
-                    f"and {_text(fields.get(field))} in {name!r}",
-                    code="data-mixture-fields-differ",
-                    source=name,
-                    field=field,
-                )
+            yield Problem(
+                f"the sources of a mixture need equal fields; {field} is {_text(expected.get(field))} in {first!r} "
+                f"and {_text(fields.get(field))} in {name!r}",
+                code="data-mixture-fields-differ",
+                source=name,
+                field=field,
             )
         if not differing and structure != other:
-            problems.append(
-                Problem(
-                    f"the sources of a mixture need items of one structure; it is {other} in {first!r} and {structure} "
-                    f"in {name!r}",
-                    code="data-mixture-structures-differ",
-                    source=name,
-                )
+            yield Problem(
+                f"the sources of a mixture need items of one structure; it is {other} in {first!r} and {structure} "
+                f"in {name!r}",
+                code="data-mixture-structures-differ",
+                source=name,
             )
 
 
-def check_source_field(field: Any, items: Mapping[str, Any], problems: Problems) -> None:
-    """Check that items are dicts without the field."""
+def check_source_field(field: Any, items: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each source whose items are not dicts without the field."""
     if not isinstance(field, str) or not field:
-        problems.append(
-            Problem(
-                f"source_field is {field!r}: give the name of a new field, such as 'source'",
-                code="data-mixture-source-field-type",
-            )
+        yield Problem(
+            f"source_field is {field!r}: give the name of a new field, such as 'source'",
+            code="data-mixture-source-field-type",
         )
         return
     for name, item in items.items():
         if not isinstance(item, Mapping) or field in item:
             reason = f"have a field {field!r} already" if isinstance(item, Mapping) else "are not dicts"
-            problems.append(
-                Problem(
-                    f"source_field is {field!r}, and the items of the source {name!r} {reason}: give another name, or "
-                    "map the items",
-                    code="data-mixture-source-field-taken",
-                    source=name,
-                    field=field,
-                )
+            yield Problem(
+                f"source_field is {field!r}, and the items of the source {name!r} {reason}: give another name, or "
+                "map the items",
+                code="data-mixture-source-field-taken",
+                source=name,
+                field=field,
             )
 
 

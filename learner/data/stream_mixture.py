@@ -187,11 +187,10 @@ class StreamMixtureIterator(Iterator[Any]):
         """Return an item with the number of its source. The first items of all sources are compared."""
         name, field = self._mixture.names[number], self._mixture.source_field
         if name not in self._first:
-            problems: list[str] = []
             first = dict([next(iter(self._first.items()), (name, item)), (name, item)])
-            check_fields(dict.fromkeys(first), first, problems)
+            problems = list(check_fields(dict.fromkeys(first), first))
             if field is not None:
-                check_source_field(field, {name: item}, problems)
+                problems += check_source_field(field, {name: item})
             if problems:
                 raise one_error(problems, "this cannot be mixed", code="data-mixture-unusable")
             self._first[name] = item
