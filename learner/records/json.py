@@ -13,7 +13,6 @@ import base64
 import binascii
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,10 +23,10 @@ from learner.errors import LearnerError
 from learner.records.recorder import FORMAT, Content, Recorder, check_header
 from learner.records.stored import Buffer, Stored, check_claim, dtype_of, stored_from
 from learner.records.unpacking import Limits, check_count, parsed, reject_duplicate_keys
+from learner.util.json_values import WORDS, encode
 
 JSON_VERSION = 2
 PIECE = 2**16  # numbers written at once
-WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _data(stored: Stored) -> Iterator[bytes]:
         piece = numbers[first : first + PIECE]
         values = piece.tolist()
         if piece.dtype == np.float64 and not np.isfinite(piece).all():
-            values = [value if math.isfinite(value) else _word(value) for value in values]
+            values = encode(values)
         yield (b", " if first else b"[") + json.dumps(values)[1:-1].encode()
     yield b"]" if numbers.size else b"[]"
 
@@ -96,10 +95,6 @@ def _flat(data: np.ndarray) -> np.ndarray:
     if flat.dtype.kind == "c":
         return flat.view(np.float32 if flat.dtype.itemsize == 8 else np.float64)
     return flat
-
-
-def _word(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 class _Array(dict[str, Any]):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(value: Any) -> Any:
@@ -32,4 +32,4 @@ def encode(value: Any) -> Any:
 
 def decode(value: Any) -> Any:
     """Return the number of an encoded non-finite value, and other values unchanged."""
-    return _WORDS.get(value, value) if isinstance(value, str) else value
+    return WORDS.get(value, value) if isinstance(value, str) else value
