@@ -12,6 +12,7 @@ from learner.data.dataset import Dataset, adapter
 from learner.data.indices import item_number
 from learner.data.input_files import refuse_path
 from learner.errors import LearnerError
+from learner.util.text import join_names
 
 
 class ArrayDataset(Dataset):
@@ -281,8 +282,7 @@ def _common_length(arrays: Any) -> int:
         raise LearnerError(
             "an ArrayDataset got no arrays: give a dict of arrays with a common first axis", code="data-arrays-missing"
         )
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in fields[:MOST_NAMED])
-    shapes += f" and {len(fields) - MOST_NAMED} more" if len(fields) > MOST_NAMED else ""
+    shapes = join_names([f"{name} {list(array.shape)}" for name, array in fields], MOST_NAMED)
     if any(array.ndim == 0 for _, array in fields):
         raise LearnerError(
             f"an ArrayDataset needs arrays [rows, ...], not scalars or lists; it got {shapes}; convert a list with "

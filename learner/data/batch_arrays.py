@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
+from learner.util.text import join_names
 from learner.util.trees import is_key, named_leaves
 
 BATCHES_IN_CONFIG = "in a config, batch_size beside dataset makes batches"
@@ -56,8 +57,7 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
             )
     shapes = {name: array.shape for name, array in arrays.items()}
     if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
-        shown = ", ".join(f"{field_text(name)} {list(shape)}" for name, shape in list(shapes.items())[:MOST_NAMED])
-        shown += f" and {len(shapes) - MOST_NAMED} more" if len(shapes) > MOST_NAMED else ""
+        shown = join_names([f"{field_text(name)} {list(shape)}" for name, shape in shapes.items()], MOST_NAMED)
         hint = _yields(batch) or ". Those of a graph get an axis of length 1: x[None], and x[0] in the step"
         raise LearnerError(
             f"the arrays of a {split} batch need one common leading axis; they have {shown}{hint}",

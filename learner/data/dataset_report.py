@@ -167,9 +167,7 @@ class DatasetReport:
 
     def _heading(self) -> str:
         number = "unknown length" if self.num_rows is None else count(self.num_rows, "row")
-        batches = (
-            "" if self.num_batches is None else f", {count(self.num_batches, 'batch')}".replace("batchs", "batches")
-        )
+        batches = "" if self.num_batches is None else f", {count(self.num_batches, 'batch')}"
         size = "" if self.batch_rows is None else f" of {self.batch_rows}"
         part = "" if self.is_complete else f"; what follows is of the first {count(self.rows, 'row')}"
         return f"{self.split}: {number} of {self._survey.name}{batches}{size}{part}"

@@ -113,7 +113,7 @@ def _batch(o: Overview) -> str:
 def _length(o: Overview) -> str:
     parts = []
     if o.batches is not None and o.steps_per_epoch is not None:
-        parts.append(f"{_batches(o.batches)} = {count(o.steps_per_epoch, 'step')} an epoch")
+        parts.append(f"{count(o.batches, 'batch')} = {count(o.steps_per_epoch, 'step')} an epoch")
     if o.num_epochs is not None and o.steps_per_epoch is not None:
         parts.append(f"{count(o.num_epochs, 'epoch')} = {count(o.num_epochs * o.steps_per_epoch, 'step')}")
     elif o.num_epochs is not None:
@@ -133,10 +133,6 @@ def _memory(o: Overview) -> str:
     parts = ", ".join(f"{what} {size(number)}" for what, number in o.memory.items())
     room = "" if o.room is None else f" of {size(o.room)}"
     return f"{size(sum(o.memory.values()))}{room} on each device: {parts}"
-
-
-def _batches(number: int) -> str:
-    return f"{number:,} batch{'' if number == 1 else 'es'}"
 
 
 def scaled(number: float) -> str:

@@ -47,10 +47,11 @@ def duration(seconds: float) -> str:
 def count(number: int, what: str) -> str:
     """Return a number with its noun, in the plural if needed.
 
-    >>> count(1, "epoch"), count(10378, "parameter")
-    ('1 epoch', '10,378 parameters')
+    >>> count(1, "epoch"), count(10378, "parameter"), count(2, "batch")
+    ('1 epoch', '10,378 parameters', '2 batches')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    plural = f"{what}es" if what.endswith("batch") else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"
 
 
 def size(count: float) -> str:
