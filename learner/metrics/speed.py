@@ -20,7 +20,12 @@ class _PerSecond(HostMetric):
     undefined = "the clock did not move"
 
     def __init__(self) -> None:
+        self._rows, self._weight = 0, 0.0  # of the steps that the next `update` covers
         self.reset()
+
+    def on_batches(self, rows: int, weight: float) -> None:
+        """Receive the rows and the weight of the steps that the next `update` covers."""
+        self._rows, self._weight = rows, weight
 
     def update(self, steps: int, seconds: float) -> float:
         """Return the amount per second of these steps; NaN if the clock did not move."""
@@ -80,14 +85,6 @@ class RowsPerSecond(_PerSecond):
     unit = "rows/s"
     description = "rows of the batches per second"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._rows = 0
-
-    def on_batches(self, rows: int, weight: float) -> None:
-        """Receive the rows of the steps that the next `update` covers."""
-        self._rows = rows
-
     def _amount(self, steps: int) -> float:
         return self._rows
 
@@ -110,16 +107,8 @@ class TokensPerSecond(_PerSecond):
     unit = "tokens/s"
     description = "what the loss is a mean over (tokens that are not masked) per second"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._tokens = 0.0
-
-    def on_batches(self, rows: int, weight: float) -> None:
-        """Receive the tokens of the steps that the next `update` covers."""
-        self._tokens = weight
-
     def _amount(self, steps: int) -> float:
-        return self._tokens
+        return self._weight
 
 
 PEAKS = (
