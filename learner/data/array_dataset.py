@@ -1,7 +1,7 @@
 """Arrays in memory, and their views that stay arrays: these store row numbers, and gather rows from the arrays."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
 import jax
@@ -42,7 +42,8 @@ class ArrayDataset(Dataset):
                 code="data-frame-lazy",
             )
         if is_data_frame(arrays):
-            arrays = {str(name): np.asarray(arrays[name]) for name in _column_names(arrays)}
+            names = arrays.column_names if hasattr(arrays, "column_names") else arrays.columns
+            arrays = {str(name): np.asarray(arrays[name]) for name in names}
         refuse_keys(arrays)
         for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
             refuse_masked(field_name(path), leaf)
@@ -265,11 +266,6 @@ def is_data_frame(data: Any) -> bool:
 def _is_lazy_frame(data: Any) -> bool:
     """Return True for a lazy frame of polars."""
     return hasattr(data, "collect") and hasattr(data, "collect_schema")
-
-
-def _column_names(frame: Any) -> Iterable[Any]:
-    names: Iterable[Any] = frame.column_names if hasattr(frame, "column_names") else frame.columns
-    return names
 
 
 def _fields(arrays: Any) -> list[tuple[str, np.ndarray]]:

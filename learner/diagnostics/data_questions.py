@@ -42,11 +42,8 @@ def overlap(trial: CheckTrial) -> Finding:
         return Finding(OK, 0.0, f"None of {rows} is in the training data.")
     verdict = WARNING if shared <= FEW * looked else FAILED
     remedy = "split the data again, by groups if rows belong together, and remove duplicates before"
-    return Finding(verdict, float(shared), f"{shared:,} of {rows} {_are(shared)} in the training data: {remedy}.")
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
+    are = "is" if shared == 1 else "are"
+    return Finding(verdict, float(shared), f"{shared:,} of {rows} {are} in the training data: {remedy}.")
 
 
 def _compared(batch: Any) -> dict[str, np.ndarray]:

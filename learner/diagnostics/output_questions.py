@@ -118,18 +118,14 @@ def train_mode(trial: CheckTrial) -> Finding:
         if abs(other - train) > tolerance:
             why = f"random numbers, such as dropout, may be all of it, as another key gives {other:.4g} in train mode"
         return Finding(OK, difference, f"{text}: {why}.")
-    if _has_modes(adapter.rebuild(trial.state.params, trial.state.model_state), jax.tree.leaves(adapter.kinds)):
+    model = adapter.rebuild(trial.state.params, trial.state.model_state)
+    if "batch_stats" in jax.tree.leaves(adapter.kinds) or has_dropout(model):
         # Weak dropout changes the mean over many rows by less than rounding may.
         if _train_output(trial, batch, key=1)[0] != train:
             return Finding(OK, difference, f"{text}, and it draws random numbers in train mode.")
         text = f"{text}, although the model has dropout or batch statistics: pass the mode on to its layers"
         return Finding(WARNING, difference, f"{text}.")
     return Finding(OK, difference, f"{text}.")
-
-
-def _has_modes(model: Any, kinds: list[str]) -> bool:
-    """Return True for a model with batch statistics, and for one of nnx with dropout."""
-    return "batch_stats" in kinds or has_dropout(model)
 
 
 def _fields(batch: PyTree) -> dict[str, tuple[Any, ...]]:

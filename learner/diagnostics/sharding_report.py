@@ -4,6 +4,7 @@ created and nothing is trained.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -128,21 +129,14 @@ def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:
     for field in dataclasses.fields(state):
         part = PARTS.get(field.name, OTHER)
         for path, leaf in named_leaves(getattr(state, field.name)).items():
-            total = _bytes(leaf.shape, leaf.dtype)
-            per_device = _bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+            shapes = leaf.shape, leaf.sharding.shard_shape(leaf.shape)
+            total, per_device = (math.prod(shape) * int(leaf.dtype.itemsize) for shape in shapes)
             name = path if part != OTHER else ".".join(filter(None, (field.name, path)))
             array_part = PARTS["opt_state"] if field.name == "params" and path in of_optimizers else part
             of = _parameter_of(path, leaf, parameters) if field.name == "opt_state" else None
             spec = tuple(getattr(leaf.sharding, "spec", ()))
             arrays.append(PlacedArray(array_part, name, leaf.shape, str(leaf.dtype), spec, total, per_device, of))
     return tuple(sorted(arrays, key=lambda array: array.part == OTHER))
-
-
-def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    count = int(dtype.itemsize)
-    for length in shape:
-        count *= length
-    return count
 
 
 def _parameter_of(path: str, leaf: Any, parameters: Mapping[str, Any]) -> str | None:

@@ -37,7 +37,7 @@ def array_infos(adapter: ModelAdapter, params: PyTree, model_state: PyTree) -> t
     infos = [_info(path, x, kinds[path], True) for path, x in named_leaves(params).items()]
     rest = zip(named_leaves(model_state).items(), jax.tree.leaves(adapter.kinds), strict=True)
     for (name, x), kind in rest:
-        path = _path(name) if isinstance(adapter, LinenAdapter) else name
+        path = name.partition(".")[2] if isinstance(adapter, LinenAdapter) else name  # after the collection
         infos.append(_info(path, x, PARAMS if path in frozen else kind, False))
     return tuple(infos)
 
@@ -61,13 +61,6 @@ def optimizer_paths(params: PyTree) -> set[str]:
         if is_state(node)
         for inner, _ in jax.tree_util.tree_leaves_with_path(node)
     }
-
-
-def _path(name: str) -> str:
-    """Return the path without its first part: a linen model's state has separate names for frozen parameters and the
-    other collections.
-    """
-    return name.partition(".")[2]
 
 
 def _info(path: str, x: Any, kind: str, trainable: bool) -> ArrayInfo:

@@ -16,6 +16,7 @@ from learner.util.optional import is_instance_of
 from learner.util.trees import named_leaves
 
 PyTree = Any
+ARRAYS = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,8 @@ def leaves_of(model: Any) -> Leaves:
         raise LearnerError(
             f"two leaves of the model are named {', '.join(twice)}; give them other names", code="model-leaf-name-twice"
         )
-    arrays = {p: leaf for p, leaf in zip(paths, leaves, strict=True) if _is_array(leaf) and p not in structure.tied}
+    named = zip(paths, leaves, strict=True)
+    arrays = {path: leaf for path, leaf in named if isinstance(leaf, ARRAYS) and path not in structure.tied}
     if not arrays:
         raise LearnerError(
             f"{_describe(model)} has no arrays: there is nothing to save or to load", code="record-model-empty"
@@ -99,7 +101,3 @@ def _pure(model: Any) -> tuple[PyTree, Callable[[PyTree], Any], str]:
 def _describe(model: Any) -> str:
     name = getattr(model, "__name__", None)
     return f"the model ({type(model).__name__})" if name is None else f"the model ({name})"
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)

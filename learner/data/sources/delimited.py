@@ -136,7 +136,9 @@ def _rows(
             problems.append(f"{path}: it is not {encoding} ({error})")
     if problems:
         raise one_error(problems, f"{path} is malformed", code="data-file-malformed")
-    return columns or [], rows, lines if rows else _nothing(path)
+    if not rows:
+        raise LearnerError(f"{path} has no rows", code="data-without-rows", path=path)
+    return columns or [], rows, lines
 
 
 class _Lines:
@@ -186,13 +188,9 @@ def _header(path: Path, row: Sequence[str]) -> list[str]:
     return columns
 
 
-def _nothing(path: Path) -> list[int]:
-    raise LearnerError(f"{path} has no rows", code="data-without-rows", path=path)
-
-
 def _parsed(column: list[str | None]) -> list[Any]:
     """Return cells as numbers, where they are numbers."""
-    for kind in (_int, _float):
+    for kind in (lambda cell: int(_numeral(cell)), _float):
         try:
             return [None if cell is None else kind(cell) for cell in column]
         except ValueError:
@@ -212,10 +210,6 @@ def _number(cell: str | None) -> float | str | None:
         return None if cell is None else _float(cell)
     except ValueError:
         return cell
-
-
-def _int(cell: str) -> int:
-    return int(_numeral(cell))
 
 
 def _float(cell: str) -> float:

@@ -50,7 +50,8 @@ class Lines(Dataset):
                 f"encoding is {encoding!r}: {error}", code="data-encoding-unusable", encoding=encoding
             ) from error
         self._bytes = _mapped(self._path, "Lines")
-        ends = np.concatenate([_newlines(self._bytes, first) for first in range(0, len(self._bytes), CHUNK)])
+        starts = range(0, len(self._bytes), CHUNK)  # a comparison of the whole file would take its size in memory
+        ends = np.concatenate([np.flatnonzero(self._bytes[i : i + CHUNK] == 10) + i for i in starts])
         if not len(ends) or ends[-1] != len(self._bytes) - 1:
             ends = np.append(ends, len(self._bytes))
         self._starts, self._ends = np.append(0, ends[:-1] + 1), ends
@@ -198,7 +199,3 @@ def _mapped(path: Any, what: str) -> np.ndarray:
         raise LearnerError(
             f"{what}: {path} {'is empty' if not path.stat().st_size else error}", code="data-text-unusable", path=path
         ) from error
-
-
-def _newlines(text: np.ndarray, first: int) -> np.ndarray:
-    return np.flatnonzero(text[first : first + CHUNK] == 10) + first
