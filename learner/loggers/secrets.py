@@ -30,18 +30,20 @@ def resolve(value: Any) -> Any:
     Traceback (most recent call last):
     learner.errors.LearnerError: ${env:NO_SUCH_VARIABLE} needs the environment variable NO_SUCH_VARIABLE: it is not set
     """
-    problems = [problem for name in dict.fromkeys(_references(value)) if (problem := _problem(name))]
+    names = dict.fromkeys(name for text in _texts(value) for name in REFERENCE.findall(text))
+    problems = [problem for name in names if (problem := _problem(name))]
     if problems:
         raise one_error(problems, "environment variables are missing", code="logger-environment-missing")
     return _resolved(value)
 
 
-def _references(value: object) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts and paths anywhere in mappings, lists and tuples."""
     if isinstance(value, str | PurePath):
-        yield from REFERENCE.findall(str(value))
+        yield str(value)
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _references(item)
+            yield from _texts(item)
 
 
 def _problem(name: str) -> str:
@@ -67,11 +69,7 @@ def is_literal(value: object) -> bool:
     >>> is_literal({"Authorization": "Bearer ${env:TOKEN}"}), is_literal(["https://example.org/T0"]), is_literal(5)
     (False, True, False)
     """
-    if isinstance(value, str | PurePath):
-        return bool(str(value)) and not REFERENCE.search(str(value))
-    if isinstance(value, Mapping):
-        return any(map(is_literal, value.values()))
-    return isinstance(value, list | tuple) and any(map(is_literal, value))
+    return any(text and not REFERENCE.search(text) for text in _texts(value))
 
 
 def parts_of(*texts: object) -> tuple[str, ...]:
