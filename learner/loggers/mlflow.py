@@ -213,10 +213,9 @@ class MLflow(ExactlyOnceLogger):
 
     def _experiment_id(self) -> str:
         existing = self._ask(self._client.get_experiment_by_name, self._experiment)
-        entries = (
-            self._ask(self._client.create_experiment, self._experiment) if existing is None else existing.experiment_id
-        )
-        return str(entries)
+        if existing is None:
+            return str(self._ask(self._client.create_experiment, self._experiment))
+        return str(existing.experiment_id)
 
     def _send(self) -> None:
         """Send all pending metrics. MLflow stores a value only once even if it is sent twice because a response was
@@ -244,12 +243,9 @@ class MLflow(ExactlyOnceLogger):
     def _log(self, params: Mapping[str, str] | None = None, tags: Mapping[str, str] | None = None) -> None:
         from mlflow.entities import Param, RunTag
 
-        entries = [Param(key, value) for key, value in (params or {}).items()]
-        for part in _parts(entries, MOST_OTHERS):
-            self._ask(self._client.log_batch, self.handed.id, params=part)
-        entries = [RunTag(key, value) for key, value in (tags or {}).items()]
-        for part in _parts(entries, MOST_OTHERS):
-            self._ask(self._client.log_batch, self.handed.id, tags=part)
+        for name, kind, entries in (("params", Param, params), ("tags", RunTag, tags)):
+            for part in _parts([kind(key, value) for key, value in (entries or {}).items()], MOST_OTHERS):
+                self._ask(self._client.log_batch, self.handed.id, **{name: part})
 
     def _keep(self, name: str, content: Mapping[str, Any]) -> None:
         self._ask(self._client.log_dict, self.handed.id, encode(content), name)

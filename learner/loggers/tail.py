@@ -1,7 +1,8 @@
 """Truncation of append-only files, so that a resumed run writes each line once."""
 
+import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -9,8 +10,6 @@ from learner.events import RunStarted
 from learner.runs.appended import refuse_special
 
 BLOCK = 2**20
-
-History = Mapping[str, Sequence[tuple[int, int, float | str]]]
 
 
 def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | None]) -> None:
@@ -66,22 +65,19 @@ def keeps(started: RunStarted) -> Callable[[str, str, int, int, Sequence[str]], 
     names. Lines of steps that the run repeats are removed. Values of a whole split are kept if the run's history
     contains them: at the step of the resume, some may have been measured before the checkpoint, and some after it.
     """
-    known: dict[str, set[tuple[int, int]]] = {}
+
+    @functools.cache
+    def points(key: str) -> set[tuple[int, int]]:
+        return {(epoch, step) for epoch, step, _ in started.history.get(key, ())}
 
     def verdict(kind: str, split: str, epoch: int, step: int, names: Sequence[str]) -> bool | None:
         if step > started.step:
             return False
         if step < started.step:
             return None
-        return kind == "step" or any((epoch, step) in _points(known, started.history, f"{split}/{n}") for n in names)
+        return kind == "step" or any((epoch, step) in points(f"{split}/{name}") for name in names)
 
     return verdict
-
-
-def _points(known: dict[str, set[tuple[int, int]]], history: History, key: str) -> set[tuple[int, int]]:
-    if key not in known:
-        known[key] = {(epoch, step) for epoch, step, _ in history.get(key, ())}
-    return known[key]
 
 
 def _from_the_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
