@@ -14,37 +14,11 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union
 
-_WORDS = {
-    "adabelief": "AdaBelief",
-    "adadelta": "AdaDelta",
-    "adafactor": "AdaFactor",
-    "adagrad": "AdaGrad",
-    "adamaxw": "AdamaxW",
-    "adamw": "AdamW",
-    "ademamix": "AdEMAMix",
-    "amsgrad": "AMSGrad",
-    "cocob": "COCOB",
-    "dadapt": "DAdapt",
-    "dog": "DoG",
-    "dowg": "DoWG",
-    "dpsgd": "DPSGD",
-    "galore": "GaLore",
-    "lamb": "LAMB",
-    "lars": "LARS",
-    "lbfgs": "LBFGS",
-    "madgrad": "MADGRAD",
-    "momo": "MoMo",
-    "nadam": "NAdam",
-    "nadamw": "NAdamW",
-    "novograd": "NovoGrad",
-    "onecycle": "OneCycle",
-    "radam": "RAdam",
-    "rmsprop": "RMSProp",
-    "rprop": "RProp",
-    "sgd": "SGD",
-    "sgdr": "SGDR",
-    "sm3": "SM3",
-}
+_SPELLED = """
+AdaBelief AdaDelta AdaFactor AdaGrad AdamaxW AdamW AdEMAMix AMSGrad COCOB DAdapt DoG DoWG DPSGD GaLore LAMB LARS LBFGS
+MADGRAD MoMo NAdam NAdamW NovoGrad OneCycle RAdam RMSProp RProp SGD SGDR SM3
+"""
+_WORDS = {word.lower(): word for word in _SPELLED.split()}
 
 
 def camel_case(name: str) -> str:
