@@ -23,12 +23,13 @@ TAGS = ("base64", "array", "scalar", "tuple", "float", "items")
 DATASETS = "datasets"  # the key of the states of datasets, each with the name of its class
 
 
-def to_json(state: Any, split: str) -> Any:
+def to_json(x: Any, split: str, where: str = "") -> Any:
     """Return JSON that `from_json` converts back into the state, with the same types and bits.
 
     Args:
-      state: nested dicts, lists, tuples, numbers, texts, bytes, NumPy arrays of numbers, and `None`.
+      x: the state: nested dicts, lists, tuples, numbers, texts, bytes, NumPy arrays of numbers, and `None`.
       split: the name of the split, for the message.
+      where: the place of a part of a state, for the message.
 
     Raises:
       LearnerError: the state contains another kind of value.
@@ -36,10 +37,6 @@ def to_json(state: Any, split: str) -> Any:
     >>> to_json({"next": 3, "seen": (1, 2), "key": b"ab"}, "train")
     {'next': 3, 'seen': {'tuple': [1, 2]}, 'key': {'base64': 'YWI='}}
     """
-    return _encoded(state, split, "")
-
-
-def _encoded(x: Any, split: str, where: str) -> Any:
     kind = type(x)
     if x is None or kind in (bool, int, str):
         return x
@@ -48,7 +45,7 @@ def _encoded(x: Any, split: str, where: str) -> Any:
     if isinstance(x, dict):
         return _encoded_dict(x, split, where)
     if kind in (list, tuple):
-        items = [_encoded(item, split, f"{where}[{i}]") for i, item in enumerate(x)]
+        items = [to_json(item, split, f"{where}[{i}]") for i, item in enumerate(x)]
         return items if kind is list else {"tuple": items}
     if kind in (bytes, bytearray):
         return {"base64": _text(x)}
@@ -69,10 +66,10 @@ def _encoded(x: Any, split: str, where: str) -> Any:
 
 def _encoded_dict(x: dict[Any, Any], split: str, where: str) -> dict[str, Any]:
     if all(type(key) is str for key in x) and not (len(x) == 1 and next(iter(x)) in TAGS):
-        return {key: _encoded(item, split, f"{where}.{key}" if where else key) for key, item in x.items()}
+        return {key: to_json(item, split, f"{where}.{key}" if where else key) for key, item in x.items()}
     return {
         "items": [
-            [_encoded(key, split, f"a key of {where or 'it'}"), _encoded(item, split, f"{where}[{key!r}]")]
+            [to_json(key, split, f"a key of {where or 'it'}"), to_json(item, split, f"{where}[{key!r}]")]
             for key, item in x.items()
         ]
     }

@@ -190,7 +190,7 @@ class LinenAdapter(ModelAdapter):
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Linen:
         """See `ModelAdapter`."""
-        rebuilt = self._rebuilt(params, model_state)
+        rebuilt = self.rebuild(params, model_state)
         rebuilt.train, rebuilt._key = train, key
         return rebuilt
 
@@ -211,10 +211,6 @@ class LinenAdapter(ModelAdapter):
         """See `ModelAdapter`."""
         return model._synced
 
-    def _rebuilt(self, params: PyTree, model_state: PyTree) -> Linen:
-        params = self._all.combine(params, model_state["frozen"])
-        return Linen(self._module, {"params": params, **model_state["collections"]}, self.rngs)
-
     def read_all(self, model: Linen) -> tuple[PyTree, PyTree]:
         """See `ModelAdapter`."""
         params, frozen = self._all.read_all(model.variables["params"])
@@ -223,4 +219,5 @@ class LinenAdapter(ModelAdapter):
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Linen:
         """See `ModelAdapter`."""
-        return self._rebuilt(params, model_state)
+        params = self._all.combine(params, model_state["frozen"])
+        return Linen(self._module, {"params": params, **model_state["collections"]}, self.rngs)
