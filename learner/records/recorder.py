@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import gzip
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from learner.errors import LearnerError
@@ -111,9 +111,12 @@ class Recorder(abc.ABC):
         """
         arrays = self._arrays(leaves_of(model))
         narrow = {path: in_precision(stored, self.precision) for path, stored in arrays.items()}
-        with self._packing(file) as out:
+        out: Any = contextlib.nullcontext(file)
+        if self.gzip:
+            out = gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=LEVEL, mtime=0)
+        with out as opened:
             for chunk in self._chunks(narrow):
-                out.write(chunk)
+                opened.write(chunk)
 
     def from_bytes(
         self,
@@ -144,7 +147,10 @@ class Recorder(abc.ABC):
             room = memory_limit(leaves, size) if self.gzip else size
             limits = Limits(room, most_arrays(leaves, room), most_numbers(leaves))
             content = self._read(unpacked(file, room) if self.gzip else file, limits)
-        source = f"{what} ({self.called}, {_written(content)})"
+        written = "of another program"
+        if content.version is not None:
+            written = f"version {content.version}, {content.precision} precision"
+        source = f"{what} ({self.called}, {written})"
         return fitted(content.arrays, leaves, model, source, foreign=content.version is None, **how)
 
     def _arrays(self, leaves: Leaves) -> dict[str, Stored]:
@@ -154,14 +160,6 @@ class Recorder(abc.ABC):
         refuse_overflow(arrays, self.precision, full)
         self._refuse(arrays)
         return arrays
-
-    @contextlib.contextmanager
-    def _packing(self, file: Any) -> Iterator[Any]:
-        if not self.gzip:
-            yield file
-            return
-        with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=LEVEL, mtime=0) as packed:
-            yield packed
 
     def _refuse(self, arrays: Mapping[str, Stored]) -> None:  # noqa: B027 (most formats accept all arrays)
         """Raise `LearnerError` for arrays that the format cannot store."""
@@ -197,12 +195,6 @@ def check_header(format: Any, version: Any, precision: Any, *, newest: int = VER
     if precision not in PRECISIONS:
         raise LearnerError(f"its precision {str(precision)[:40]!r} is unknown", code="record-precision-unknown")
     return version, precision
-
-
-def _written(content: Content) -> str:
-    if content.version is None:
-        return "of another program"
-    return f"version {content.version}, {content.precision} precision"
 
 
 def _base(recorder: Recorder) -> type:
