@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from learner.events import Event, MetricInfo, RunStarted, SplitEnded, StepsEnded
 from learner.runs.history import Point
 from learner.runs.thinning import Thinned
+from learner.util.chart import share
 from learner.util.metric_order import by_importance, ordered
 
 MOST = 64  # points of a curve
@@ -124,8 +125,7 @@ def sparkline(values: Sequence[float], characters: str = BLOCKS) -> str:
     """
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    half, top = high / 2 - low / 2, len(characters) - 1  # halves: a difference may overflow
+    top = len(characters) - 1
     return "".join(
-        " " if not math.isfinite(value) else characters[round(((value / 2 - low / 2) / half if half else 0.5) * top)]
-        for value in values
+        characters[round(share(value, low, high) * top)] if math.isfinite(value) else " " for value in values
     )

@@ -35,10 +35,10 @@ font-size="10">
     right, bottom = width - MARGIN, height - BOTTOM
 
     def across(x: float) -> float:
-        return LEFT + (right - LEFT) * _share(x, first, last)
+        return LEFT + (right - LEFT) * share(x, first, last)
 
     def down(y: float) -> float:
-        return bottom - (bottom - MARGIN) * _share(y, low, high)
+        return bottom - (bottom - MARGIN) * share(y, low, high)
 
     rows = list(zip(*ticks(low, high, max(2, height // 36)), strict=True))
     columns = list(zip(*ticks(first, last, max(1, width // 70)), strict=True))
@@ -92,6 +92,7 @@ def _parts(points: Points) -> list[list[tuple[int, float]]]:
     return [part for part in parts if part]
 
 
-def _share(value: float, low: float, high: float) -> float:
+def share(value: float, low: float, high: float) -> float:
+    """Return the position of a value between two limits, from 0 to 1; the middle if these are equal."""
     half = high / 2 - low / 2  # halves: a difference may overflow
     return (value / 2 - low / 2) / half if half else 0.5
