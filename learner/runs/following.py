@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.runs.series import LONGEST, first_column, is_plain, location_of
+from learner.runs.series import LONGEST, first_column, location_of
 from learner.runs.thinning import MOST, Floats, Series, Thinned, joined, merged, series_of, single
 
 LARGE = 2 << 20
@@ -61,7 +61,7 @@ class GrowingSeries:
         return limit - left
 
     def _read(self, path: Path, limit: int) -> int:
-        if not is_plain(path):
+        if not os.path.isfile(path):
             return 0
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < self._at:
@@ -81,7 +81,7 @@ class GrowingSeries:
     def sketch(self, epochs: Sequence[int], ends: Mapping[int, int]) -> None:
         """Sample large files, for a preview until they are read. The steps are approximate."""
         paths = [self._place / f"epoch-{epoch}" / self._file for epoch in epochs]
-        sizes = [path.stat().st_size if is_plain(path) else 0 for path in paths]
+        sizes = [path.stat().st_size if os.path.isfile(path) else 0 for path in paths]
         if sum(sizes) < LARGE:
             return
         begins = np.cumsum([0, *sizes])

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from learner.runs.series import CHUNK, LONGEST, is_plain
+from learner.runs.series import CHUNK, LONGEST
 from learner.util.disk import LARGEST, refuse_larger
 
 KNOWN_BY = 256
@@ -52,7 +52,7 @@ class GrowingLines:
           OSError: it cannot be read.
           LearnerError: it has more new data than may be read into memory.
         """
-        if not is_plain(self.path):
+        if not os.path.isfile(self.path):  # reading a pipe or a device might never end
             return False, []
         with self.path.open("rb") as file:
             status = os.fstat(file.fileno())

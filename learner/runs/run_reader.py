@@ -26,7 +26,7 @@ from learner.runs.journal import ENDS, EVALUATION, LARGEST, NUMBERS, OBSERVER_KE
 from learner.runs.layout import MARK, end_word, missing_text, read_summary
 from learner.runs.lock import is_locked
 from learner.runs.samples import SampleFile, sample_files
-from learner.runs.series import epochs_in, has_steps, is_plain, step_values
+from learner.runs.series import epochs_in, has_steps, step_values
 from learner.runs.thinning import Floats, Series
 from learner.util.fragments import fragment, paragraph
 from learner.util.number_checks import is_finite
@@ -84,7 +84,7 @@ class RunReader:
         if not self.directory.is_dir():
             raise LearnerError(missing_text(self.directory), code="run-directory-missing", directory=self.directory)
         self.name = name or self.directory.resolve().name
-        if not is_plain(self.directory / MARK):
+        if not os.path.isfile(self.directory / MARK):
             problem = f"has no {MARK}: it is not the directory of a run"
             readable = os.access(self.directory, os.X_OK)
             raise LearnerError(

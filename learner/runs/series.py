@@ -2,7 +2,6 @@
 
 import io
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -66,7 +65,7 @@ def _files(directory: Path, split: str, name: str) -> list[tuple[int, Path]]:
     """Return the files of a metric, by epoch."""
     folder, file = location_of(directory, split, name)
     paths = [(epoch, folder / f"epoch-{epoch}" / file) for epoch in epochs_in(folder)]
-    return [(epoch, path) for epoch, path in paths if is_plain(path)]
+    return [(epoch, path) for epoch, path in paths if os.path.isfile(path)]
 
 
 def location_of(directory: Path, split: str, name: str) -> tuple[Path, str]:
@@ -89,14 +88,6 @@ def epochs_in(folder: Path) -> list[int]:
 def has_steps(directory: Path, split: str, name: str) -> bool:
     """Return True if a metric has values of single steps."""
     return any(_lines(path) for _, path in _files(directory, split, name))
-
-
-def is_plain(path: Path) -> bool:
-    """Return True for a regular file. Reading a pipe or a device might never end."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return False
 
 
 def _parts(path: Path) -> Iterator[Floats]:

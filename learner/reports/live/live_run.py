@@ -1,6 +1,7 @@
 """A run that may still be training, read incrementally."""
 
 import collections
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from learner.events import MetricInfo
 from learner.runs.following import GrowingSeries
 from learner.runs.growing import GrowingLines
 from learner.runs.run_reader import RunReader, Status, time_of
-from learner.runs.series import FINAL, epochs_in, is_plain, location_of
+from learner.runs.series import FINAL, epochs_in, location_of
 from learner.runs.thinning import Floats
 
 LOG = 1 << 16  # bytes of a log that existed before
@@ -101,7 +102,7 @@ class LiveRun:
         if self.run.refresh(now):
             self._begin_anew()
         _ = self.run.config  # kept by the run: a warning about it belongs here, not to the drawing code
-        self._gone = not is_plain(self.directory / "journal.jsonl")
+        self._gone = not os.path.isfile(self.directory / "journal.jsonl")
         self._epochs = epochs_in(self.directory / "train")
         self.keys = self._find_keys()
         anew, lines = self._log_lines.read()
@@ -197,7 +198,7 @@ class LiveRun:
             return None
         place, file = location_of(self.directory, *key.split("/", 1))
         path = place / f"epoch-{self._epochs[-1]}" / file
-        if not is_plain(path):
+        if not os.path.isfile(path):
             return None
         try:
             size = path.stat().st_size
