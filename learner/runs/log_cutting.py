@@ -44,7 +44,7 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
     """
     refuse_short(directory, position)
     expected = {path: (size, position.get("checksums", {}).get(path)) for path, size in position["files"].items()}
-    for entry in _entries_kept(directory, position):
+    for entry in _history_lines(directory)[: position["epoch_lines"]]:
         for path, (size, crc) in _closed_files(entry):
             if path not in expected and _size(directory / path) != size:
                 raise _too_short(directory / path, f"{_size(directory / path)} bytes", f"{size}", "its epoch closed")
@@ -59,12 +59,10 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
             )
 
 
-def _entries_kept(directory: Path, position: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the journal's history lines up to the position."""
-    journal = directory / "journal.jsonl"
-    lines = read_journal(directory) if journal.exists() else []
-    numbers = [entry for _, entry in lines if entry.get("event") in NUMBERS]
-    yield from numbers[: position["epoch_lines"]]
+def _history_lines(directory: Path) -> list[Mapping[str, Any]]:
+    """Return the journal's history lines; none if there is no journal yet."""
+    lines = read_journal(directory) if (directory / "journal.jsonl").exists() else []
+    return [entry for _, entry in lines if entry.get("event") in NUMBERS]
 
 
 def _closed_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -84,11 +82,9 @@ def _closed_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, in
 def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
     """Raise `LearnerError` if a file is shorter than the position says."""
     refuse_position(position)
-    journal = directory / "journal.jsonl"
-    lines = read_journal(directory) if journal.exists() else []
-    seen, keep = sum(entry.get("event") in NUMBERS for _, entry in lines), position["epoch_lines"]
+    seen, keep = len(_history_lines(directory)), position["epoch_lines"]
     if seen < keep:
-        raise _too_short(journal, f"{seen} epochs and validations", f"{keep}")
+        raise _too_short(directory / "journal.jsonl", f"{seen} epochs and validations", f"{keep}")
     for path, size in position["files"].items():
         actual = _size(directory / path)
         if actual < size:
@@ -98,9 +94,7 @@ def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
 def what_is_left(directory: Path, position: Mapping[str, Any]) -> dict[str, Any]:
     """Return the position for truncated files: up to the last complete line of each."""
     refuse_position(position)
-    journal = directory / "journal.jsonl"
-    lines = read_journal(directory) if journal.exists() else []
-    seen = sum(entry.get("event") in NUMBERS for _, entry in lines)
+    seen = len(_history_lines(directory))
     sizes = {path: _complete_lines(directory / path, size) for path, size in position["files"].items()}
     return {**position, "epoch_lines": min(seen, position["epoch_lines"]), "files": sizes}
 
