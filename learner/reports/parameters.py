@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.runs.journal import LARGEST
+from learner.util.disk import read_bytes
 
 FILE = "model.json"
 LONGEST = 32 << 20
@@ -61,9 +62,7 @@ def read_parameters(directory: Path) -> tuple[Array, ...]:
     """Return the arrays of a run's model, or none if the untrusted `model.json` is missing or invalid."""
     path = directory / FILE
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > LONGEST:
-            return ()
-        content = json.loads(path.read_bytes())
+        content = None if path.is_symlink() else json.loads(read_bytes(path, LONGEST))
     except (OSError, ValueError, RecursionError):
         return ()
     entries = content.get("arrays") if isinstance(content, dict) else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from learner.errors import LearnerError
 from learner.runs.file_names import file_name, folded_name
 from learner.util.disk import read_bytes
 from learner.util.png import png
@@ -41,10 +42,8 @@ class SampleFile:
     def read(self) -> bytes | None:
         """Return the content of the file, or None if it is missing or too large. A link does not count."""
         try:
-            if self.path.is_symlink() or not self.path.is_file() or self.path.stat().st_size > LARGEST:
-                return None
-            return bytes(read_bytes(self.path))
-        except OSError:
+            return None if self.path.is_symlink() else read_bytes(self.path, LARGEST)
+        except (OSError, LearnerError):
             return None
 
 
