@@ -21,6 +21,7 @@ from learner.errors import LearnerError
 from learner.renderers import print_overview, print_summary
 from learner.renderers.plain import write_lines
 from learner.renderers.summary_text import endings, summary_lines
+from learner.runs.history import metric_summary
 from learner.runs.layout import MARK, read_summary
 from learner.runs.run_reader import RunReader
 from learner.util.addresses import refuse_store
@@ -194,16 +195,7 @@ def _overview(line: Namespace) -> int:
 
 def _metrics(run: RunReader) -> dict[str, Any]:
     """Return the metrics of a run, which may still be training, in the form of `summary.json`."""
-    metrics = {}
-    for key, info in run.metrics.items():
-        best, last = run.best(key), run.history.last(key)
-        metrics[key] = {
-            "unit": info.unit,
-            "higher_is_better": info.higher_is_better,
-            "best": best and best._asdict(),
-            "last": last and last._asdict(),
-        }
-    return metrics
+    return {key: metric_summary(run.history, info) for key, info in run.metrics.items()}
 
 
 def _everything(run: RunReader) -> dict[str, Any]:

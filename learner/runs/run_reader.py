@@ -128,7 +128,9 @@ class RunReader:
         new = [_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, self._count + 1)]
         self._count += len(new)
         self.journal += [entry for entry in new if entry]
-        _record(self.history, new)
+        for entry in new:
+            if entry.get("event") in NUMBERS:
+                self.history.record_entry(entry)
         self._refresh_evaluations()
         return anew or any(entry.get("event") == "start" for entry in new)
 
@@ -249,8 +251,7 @@ class RunReader:
     @functools.cached_property
     def metrics(self) -> dict[str, MetricInfo]:
         """Properties of each metric that has a value, by key."""
-        known = self.known
-        return {key: known.get(key) or _info(key, None) for key in self.history}
+        return {key: self.info(key) for key in self.history}
 
     @functools.cached_property
     def known(self) -> dict[str, MetricInfo]:
@@ -264,8 +265,7 @@ class RunReader:
 
     def info(self, key: str) -> MetricInfo:
         """Return the properties of a metric."""
-        split, name = key.split("/", 1)
-        return self.metrics.get(key) or self.known.get(key) or MetricInfo(split, name)
+        return self.known.get(key) or _info(key, None)
 
     @property
     def epochs(self) -> int:
@@ -278,9 +278,14 @@ class RunReader:
         return {entry["epoch"]: entry["step"] for entry in self.journal if entry.get("event") == "epoch"}
 
     @property
+    def steps_per_epoch(self) -> int:
+        """The number of optimizer steps in an epoch, or 0 if it is unknown."""
+        return non_negative_int(self._recorded_value("steps_per_epoch"))
+
+    @property
     def step(self) -> int:
         """The last optimizer step in the journal."""
-        return max((_non_negative_int(entry.get("step")) for entry in self.journal), default=0)
+        return max((non_negative_int(entry.get("step")) for entry in self.journal), default=0)
 
     @functools.cached_property
     def seconds(self) -> float:
@@ -382,17 +387,16 @@ class RunReader:
           checkpoints), linear between such steps, and extrapolated after the last.
         """
         steps, epochs = [0.0, *self.ends.values()], [0.0, *self.ends]
-        steps_per_epoch = _non_negative_int(self._recorded_value("steps_per_epoch"))
         points = [(0.0, 0.0)]
         for entry, seconds in zip(self.journal, self._running, strict=True):
-            position = float(_non_negative_int(entry.get("step")))
+            position = float(non_negative_int(entry.get("step")))
             if entry.get("event") == "start":  # the steps after it were repeated
                 points = [point for point in points if point[0] <= position]
             elif entry.get("event") in (*NUMBERS, "save") and position > points[-1][0]:  # each step once
                 points.append((position, seconds))
         places, times = (list(column) for column in zip(*points, strict=True))
         return {
-            "epoch": _between(step, steps, epochs, 1 / steps_per_epoch if steps_per_epoch else None),
+            "epoch": _between(step, steps, epochs, 1 / self.steps_per_epoch if self.steps_per_epoch else None),
             "time": _between(step, places, times),
         }
 
@@ -431,7 +435,7 @@ class RunReader:
         saved: dict[int, float] = {}
         before = 0.0
         for entry in self.journal:
-            event, step, now = entry.get("event"), _non_negative_int(entry.get("step")), time_of(entry)
+            event, step, now = entry.get("event"), non_negative_int(entry.get("step")), time_of(entry)
             if event == "start":
                 points = [point for point in points if point[0] <= step]
                 last = saved.get(step, before)
@@ -461,12 +465,6 @@ class RunReader:
                 epochs = epochs_in(split)
                 if epochs:
                     yield from (split / f"epoch-{epochs[-1]}").glob("*.log")
-
-
-def _record(history: History, entries: list[dict[str, Any]]) -> None:
-    for entry in entries:
-        if entry.get("event") in NUMBERS:
-            history.record_entry(entry)
 
 
 def _entry(line: bytes, location: str) -> dict[str, Any]:
@@ -520,5 +518,6 @@ def _plain_value(text: str) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else text
 
 
-def _non_negative_int(value: Any) -> int:
+def non_negative_int(value: Any) -> int:
+    """Return a number of a journal or a config, or 0 if it is not a plausible one."""
     return value if isinstance(value, int) and 0 <= value < LARGEST else 0

@@ -4,14 +4,14 @@ import collections
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from learner.events import MetricInfo
 from learner.runs.following import GrowingSeries
 from learner.runs.growing import GrowingLines
-from learner.runs.run_reader import RunReader, Status, time_of
+from learner.runs.run_reader import RunReader, Status, non_negative_int, time_of
 from learner.runs.series import FINAL, epochs_in, location_of
 from learner.runs.thinning import Floats
 
@@ -228,13 +228,13 @@ class LiveRun:
     @property
     def epochs(self) -> int | None:
         """The planned number of epochs, or None if it is unknown."""
-        return self._number(self.run.config.get("num_epochs"))
+        return non_negative_int(self.run.config.get("num_epochs")) or None
 
     @property
     def steps(self) -> int | None:
         """The planned number of steps, or None if it is unknown."""
-        each = self._number(self._start.get("steps_per_epoch"))
-        return self._number(self.run.config.get("num_steps")) or (self.epochs * each if self.epochs and each else None)
+        planned = non_negative_int(self.run.config.get("num_steps"))
+        return planned or (self.epochs or 0) * self.run.steps_per_epoch or None
 
     @property
     def rate(self) -> float | None:
@@ -250,15 +250,6 @@ class LiveRun:
         saves = [entry for entry in self.run.journal if entry.get("event") == "save"]
         step, time = (saves[-1].get("step"), time_of(saves[-1])) if saves else (None, 0.0)
         return (step, max(0.0, self._now - time)) if isinstance(step, int) and time else None
-
-    @property
-    def _start(self) -> dict[str, Any]:
-        starts = [entry for entry in self.run.journal if entry.get("event") == "start"]
-        return starts[-1] if starts else {}
-
-    @staticmethod
-    def _number(value: Any) -> int | None:
-        return value if isinstance(value, int) and 0 < value < 2**53 else None
 
 
 def _last_value(path: Path, size: int) -> float | None:
