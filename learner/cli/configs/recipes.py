@@ -110,10 +110,9 @@ class Recipe:
         """
         if self.checked is None:
             return self.target
-        if self.partial or inspect.isgeneratorfunction(self.target):
-            arguments = self.arguments(seeds)
-            return functools.partial(self.target, **arguments) if arguments or self.partial else self.target
         arguments = self.arguments(seeds)
+        if self.partial or inspect.isgeneratorfunction(self.target):
+            return functools.partial(self.target, **arguments) if arguments or self.partial else self.target
         try:
             return self.target(**arguments)
         except LearnerError:
@@ -175,7 +174,7 @@ def recipe(
     def read(name: str, argument: Any) -> Any:
         if name in kinds:
             return import_config_classes(argument, f"{place}.{name}")
-        return _nested_of_kind(argument, f"{place}.{name}", places.get(name), names, model)
+        return nested(argument, f"{place}.{name}", names, model=model, kind=places.get(name))
 
     seeded = model and not is_config(target)  # a config's `seed` belongs to the config
     random = tuple(name for name in random_parameters(target) if seeded and name not in given)
@@ -203,30 +202,25 @@ def check_given(
     return arguments, checked
 
 
-def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, model: bool = False) -> Any:
-    """Return `value` with a recipe in place of each mapping that has a `class_path`."""
-    if isinstance(value, Mapping):
-        if "class_path" in value:
-            return recipe(value, key, names, model=model)
-        return read_each(value, lambda name, item: nested(item, f"{key}.{name}", names, model=model))
+def nested(
+    value: Any, key: str, names: Mapping[str, str] | None = None, *, model: bool = False, kind: Any = None
+) -> Any:
+    """Return `value` with a recipe in place of each object in it: a mapping with a `class_path`, or a name in place of
+    an object of a known kind. `kind`: the kind of the objects, or a mapping of the kinds by name, or None.
+    """
     if isinstance(value, list):
-        return read_list(value, lambda index, item: nested(item, f"{key}.{index}", names, model=model))
-    return value
-
-
-def _nested_of_kind(value: Any, key: str, kind: Any, names: Mapping[str, str] | None, model: bool) -> Any:
-    """Return `value` with recipes in place of the objects in it, which must be of a kind unless it is None."""
-    if isinstance(value, list):
-        return read_list(value, lambda index, item: _nested_of_kind(item, f"{key}.{index}", kind, names, model))
-    if isinstance(kind, Mapping) and isinstance(value, Mapping) and "class_path" in value:
-        return recipe(value, key, {"Group": GROUP})
-    if isinstance(kind, Mapping) and isinstance(value, Mapping):
-        return read_each(value, lambda n, item: _nested_of_kind(item, f"{key}.{n}", kind.get(n), names, model))
+        return read_list(value, lambda i, item: nested(item, f"{key}.{i}", names, model=model, kind=kind))
+    is_object = isinstance(value, Mapping) and "class_path" in value
+    kinds = kind if isinstance(kind, Mapping) else {}
     if kind == PREDICATE:
         return predicate(value, key)
-    if isinstance(kind, str) and (isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)):
+    if isinstance(kind, str) and (isinstance(value, str) or is_object):
         return recipe(value, key, names_for(kind), kind=kind, **OBJECTS[kind])
-    return nested(value, key, names, model=model)
+    if is_object:
+        return recipe(value, key, {"Group": GROUP}) if kinds else recipe(value, key, names, model=model)
+    if isinstance(value, Mapping):
+        return read_each(value, lambda n, item: nested(item, f"{key}.{n}", names, model=model, kind=kinds.get(n)))
+    return value
 
 
 def predicate(value: Any, key: str) -> Any:
