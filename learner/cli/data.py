@@ -9,6 +9,10 @@ from learner.cli.configs.config import RunConfig
 from learner.cli.configs.overrides import apply_overrides, read_yaml
 from learner.cli.configs.schema import PARTS, builder_class
 from learner.cli.parsing import Parser
+from learner.data.dataset import Dataset
+from learner.data.dataset_report import DatasetReport
+from learner.data.loader import DataLoaderBuilder
+from learner.data.stream_mixture import StreamMixture
 from learner.errors import LearnerError
 from learner.util.text import printable
 
@@ -27,8 +31,6 @@ LIMITS = {
 
 def data(words: Sequence[str]) -> int:
     """`learner data CONFIG [--KEY=VALUE ...] [-o DIR]`."""
-    from learner.data.dataset_report import DatasetReport
-
     parser = Parser("data", DATA, "CONFIG [--KEY=VALUE ...] [-o DIR]", NEEDED, keys=True)
     parser.add_config()
     for name, (default, about) in LIMITS.items():
@@ -66,10 +68,6 @@ def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _as_loader(dataset: Any, batch_size: Any) -> Any:
     """Return a loader if the config has `with_batch_size` and the data is a dataset; otherwise return the data."""
-    from learner.data.dataset import Dataset
-    from learner.data.loader import DataLoaderBuilder
-    from learner.data.stream_mixture import StreamMixture
-
     if batch_size and isinstance(dataset, StreamMixture) and dataset.batch_size is None:
         return dataset.batch(batch_size)
     if not batch_size or not isinstance(dataset, Dataset):

@@ -9,7 +9,10 @@ from typing import Any
 from learner.cli.configs.overrides import read_yaml
 from learner.cli.configs.sources import source
 from learner.config import limits
+from learner.data.dataset import Dataset
 from learner.data.input_files import present, reader_of
+from learner.data.loader import DataLoaderBuilder
+from learner.data.npz import read_npz
 from learner.errors import LearnerError
 from learner.runs.run_reader import RunReader
 from learner.training.files.directory import holds_run
@@ -37,10 +40,6 @@ def read_rows(path: str, directory: str, content: Mapping[str, Any], needs_targe
     Raises:
       LearnerError: the file is missing or malformed, or is unlike the run's data.
     """
-    from learner.data.dataset import Dataset
-    from learner.data.loader import DataLoaderBuilder
-    from learner.data.npz import read_npz
-
     file, lacking = present(path, "DATA"), list[str]()
     if file.suffix == ARRAYS:
         data = read_npz(file)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from learner.config.limits import DEEPEST
+from learner.config.safe_yaml import parse_yaml
 from learner.errors import LearnerError, Problem, near, one_error
 
 REFERENCE = re.compile(r"\$\{([^{}]*)\}")
@@ -133,8 +134,6 @@ class _Resolver:
         return self.value(node, (*inside, name))
 
     def _variable(self, name: str) -> Any:
-        from learner.config.safe_yaml import parse_yaml
-
         name, colon, default = name.partition(":")
         if name not in os.environ and not colon:
             raise LearnerError(

@@ -14,6 +14,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from learner.cli.configs.config_arguments import config_kinds, import_config_classes, parameters_of
 from learner.cli.configs.importing import import_path
 from learner.cli.configs.kind_checks import OURS, check_target, package_of
@@ -52,13 +54,9 @@ class Seeds:
     @property
     def key(self) -> Any:
         """A new JAX key at each access."""
-        import jax
-
         return self._fold_in(jax.random.key(self.seed))
 
     def _fold_in(self, key: Any) -> Any:
-        import jax
-
         self._keys += 1
         return jax.random.fold_in(key, self._keys - 1)
 

@@ -32,7 +32,9 @@ from learner.cli.configs.importing import exports
 from learner.cli.configs.problems import Problems, at_path, read_each
 from learner.cli.configs.recipes import Recipe, recipe
 from learner.config.base import is_config
+from learner.data.dataset import Dataset, View, inner_of, view
 from learner.data.input_files import as_path, present, reader_of, refuse_path
+from learner.data.loader import DataLoaderBuilder
 from learner.errors import LearnerError, near
 
 PARTS = ("dataset", "views", "batcher")
@@ -74,8 +76,6 @@ class DataSource:
         Raises:
           LearnerError: an error of the dataset or loader, with its path in the config.
         """
-        from learner.data.loader import DataLoaderBuilder
-
         with at_path(self.key if self.is_bare else f"{self.key}.dataset"):
             data = self.data.make()
             if data is None:
@@ -97,8 +97,6 @@ class DataSource:
 
     def check_options(self) -> None:
         """Raise `LearnerError` for options that the loader refuses. Nothing that the config names is called."""
-        from learner.data.loader import DataLoaderBuilder
-
         self._configure(DataLoaderBuilder())
 
     def check_unread(self) -> None:
@@ -153,8 +151,6 @@ def source(value: Any, key: str, seed: int) -> DataSource:
     Raises:
       LearnerError: the object does not exist, or its options are wrong; one error lists all problems.
     """
-    from learner.data.loader import DataLoaderBuilder
-
     known = methods(DataLoaderBuilder)
     if not isinstance(value, Mapping) or "class_path" in value:
         _refuse_loader_options(value, key, key, [*PARTS, *known])
@@ -246,8 +242,6 @@ def _refuse_missing_file(data: Recipe, key: str) -> None:
 
 
 def _view(value: Any, path: str) -> Option:
-    from learner.data.dataset import Dataset
-
     if isinstance(value, str):
         value = {value: {}}
     if not isinstance(value, Mapping) or len(value) != 1:
@@ -269,8 +263,6 @@ def _view(value: Any, path: str) -> Option:
 
 def _apply_view(method: Option, data: Any, path: str) -> Any:
     """Return a view of the data with its path in the config, for errors that its function raises later."""
-    from learner.data.dataset import View, inner_of, view
-
     below = view(data)
     result = inner_view = method.apply(below)
     while isinstance(inner_view, View) and inner_view is not below:
@@ -280,8 +272,6 @@ def _apply_view(method: Option, data: Any, path: str) -> Any:
 
 def _loader_option(name: str, value: Any, key: str, seed: int) -> Option:
     """Return an option of the loader. The config keeps `shuffle: true`, which uses the config's seed."""
-    from learner.data.loader import DataLoaderBuilder
-
     if name == "shuffle" and value is True:
         return dataclasses.replace(option(DataLoaderBuilder, name, seed, key), value=True)
     if name == "shuffle" and isinstance(value, str):  # in YAML 1.2 `yes` is a text

@@ -24,6 +24,7 @@ from learner.reports.live.live_run import LiveRun
 from learner.reports.live.view import PlotView
 from learner.reports.live.watched import RunWatcher
 from learner.reports.live.widgets import FittingFooter, PlotPanel, TextPanel
+from learner.runs.control_files import ask
 from learner.util.text import printable
 
 WIDE = 120, 30
@@ -293,8 +294,6 @@ class WatchApp(App[int]):
         if what == "stop" and not (armed and now < armed):
             self._armed = now + MESSAGE_SECONDS
             return self.say(f"press k again to ask {run.name} to stop; any other key: no")
-        from learner.runs.control_files import ask
-
         try:
             ask(run.directory, what)
         except LearnerError as error:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from learner.events import MetricInfo
+from learner.runs.control_files import pending
 from learner.runs.following import GrowingSeries
 from learner.runs.growing import GrowingLines
 from learner.runs.run_reader import RunReader, Status, non_negative_int, time_of
@@ -96,8 +97,6 @@ class LiveRun:
           LearnerError: the journal cannot be read.
           OSError: another file cannot be read.
         """
-        from learner.runs.control_files import pending
-
         self._now = now
         if self.run.refresh(now):
             self._begin_anew()
