@@ -8,30 +8,16 @@ from typing import Any
 from learner.cli.configs.importing import exports, import_path
 from learner.runs.journal import OBSERVER_KEYS
 
-PARTS = (
-    "directory",
-    "model",
-    "optimizer",
-    "lr",
-    "train",
-    "valid",
-    "train_step",
-    "valid_step",
-    "predict_step",
-    "update",
-    "trainable",
-)
+_FUNCTIONS = ("train_step", "valid_step", "predict_step", "update", "trainable")
+
+PARTS = ("directory", "model", "optimizer", "lr", "train", "valid", *_FUNCTIONS)
 """Keys that are arguments of the builder, of `build` and of `fit`; all others are methods of the builder."""
 
 OBJECTS: dict[str, dict[str, bool]] = {
     "model": {"model": True},
     "optimizer": {"alone": True, "partial": True},
     "lr": {"alone": True},
-    "train_step": {"alone": True, "partial": True},
-    "valid_step": {"alone": True, "partial": True},
-    "predict_step": {"alone": True, "partial": True},
-    "update": {"alone": True, "partial": True},
-    "trainable": {"alone": True, "partial": True},
+    **{key: {"alone": True, "partial": True} for key in _FUNCTIONS},
 }
 """The keys of arguments that are objects, and how `learner.cli.configs.recipes.recipe` reads them."""
 
@@ -80,6 +66,7 @@ _DATASETS: list[tuple[str, str | None]] = [
     ("learner.data.bundled", None),
     ("learner.data.mixture", None),
 ]
+_METRICS = ("metrics", "metric_train", "metric_valid", "metric_train_numeric", "metric_valid_numeric")
 _METRIC = ("learner.metrics", "learner.metrics.MetricBase")
 
 NAMED: dict[str, list[tuple[str, str | None]]] = {
@@ -89,11 +76,7 @@ NAMED: dict[str, list[tuple[str, str | None]]] = {
         ("learner.schedules", "learner.schedules.ReduceOnPlateau"),
         ("learner.cli.schedules", None),
     ],
-    "metrics": [_METRIC],
-    "metric_train": [_METRIC],
-    "metric_valid": [_METRIC],
-    "metric_train_numeric": [_METRIC],
-    "metric_valid_numeric": [_METRIC],
+    **{key: [_METRIC] for key in _METRICS},
     "metric_loggers": [("learner.loggers", "learner.events.Listener")],
     "metric_loggers.only": [("learner.loggers", "learner.events.Listener")],
     "renderer": [("learner.renderers", "learner.events.Listener")],
