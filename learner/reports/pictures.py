@@ -39,15 +39,10 @@ def picture(
     Raises:
       LearnerError: no run has the metric as a number, or the settings of the axes are invalid.
     """
-    if x not in AXES:
-        raise LearnerError(f"x is {x!r}: {near(x, AXES)}", code="report-axis-unknown")
+    check_axes(x, smooth)
     if steps and x != "step":
         raise LearnerError(
             f"values at each step are drawn over steps only, and x is {x!r}", code="report-axis-steps-only"
-        )
-    if not 0 <= smooth < 1:
-        raise LearnerError(
-            f"smooth is {smooth}; it needs a number from 0 to below 1", code="report-smooth-value", smooth=smooth
         )
     lines: dict[str, Line] = {}
     unit = ""
@@ -63,6 +58,16 @@ def picture(
     if not any(values for _, values in plot.drawable_lines().values()):
         raise _nothing(runs, metric, log and bool(lines))
     return plot
+
+
+def check_axes(x: str, smooth: float) -> None:
+    """Raise `LearnerError` unless a plot can have this horizontal axis and this weight of earlier values."""
+    if x not in AXES:
+        raise LearnerError(f"x is {x!r}: {near(x, AXES)}", code="report-axis-unknown")
+    if not 0 <= smooth < 1:
+        raise LearnerError(
+            f"smooth is {smooth}; it needs a number from 0 to below 1", code="report-smooth-value", smooth=smooth
+        )
 
 
 def _keys(run: RunReader, metric: str) -> list[str]:

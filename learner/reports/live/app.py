@@ -242,24 +242,18 @@ class WatchApp(App[int]):
         if what in ("stop", "save"):
             self._ask(what, armed)
         else:
-            getattr(self, f"_key_{what}", lambda: self._change(what))()
+            self._act(what)
         self._arrange(*self.size)
         self._read_on()
         self.call_after_refresh(self.redraw)
 
-    def _key_quit(self) -> None:
-        self.exit(0)
-
-    def _key_interrupt(self) -> None:
-        self.exit(INTERRUPTED)
-
-    def _key_help(self) -> None:
-        self.push_screen(Keys())
-
-    def _change(self, what: str) -> None:
-        """Apply an action that changes only the view."""
+    def _act(self, what: str) -> None:
+        """Apply an action that changes only the view, or ends it."""
         view = self._view
-        changes: dict[str, Callable[[], object]] = {
+        actions: dict[str, Callable[[], object]] = {
+            "quit": lambda: self.exit(0),
+            "interrupt": lambda: self.exit(INTERRUPTED),
+            "help": lambda: self.push_screen(Keys()),
             "next": lambda: setattr(view, "first", view.first + 1),
             "previous": lambda: setattr(view, "first", view.first - 1),
             "axis": view.next_axis,
@@ -277,7 +271,7 @@ class WatchApp(App[int]):
             "many": lambda: setattr(view, "many", not view.many),
             "panel": lambda: setattr(view, "panel", view.panel + 1),
         }
-        changes[what]()
+        actions[what]()
 
     def _select(self, further: int) -> None:
         """Select another run, in the order of the table."""

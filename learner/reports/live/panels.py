@@ -144,7 +144,8 @@ def system(run: LiveRun, width: int) -> list[str]:
         if name in (*SYSTEM, *SPEED) and value is not None:
             rows.append((name if key.startswith("train/") else key, f"{short(value)} {run.info(key).unit}".strip()))
     rows += _time_use(run)
-    rows += [(_last(key), str(value)) for key, value in run.run.environment.items() if isinstance(value, str | int)]
+    facts = run.run.environment.items()
+    rows += [(key.rpartition(".")[2], str(value)) for key, value in facts if isinstance(value, str | int)]
     begun = run.run.journal[0].get("time") if run.run.journal else None
     if isinstance(begun, int | float) and 0 < begun < 2**33:
         rows.append(("began", f"{datetime.datetime.fromtimestamp(begun):%Y-%m-%d %H:%M:%S}"))
@@ -177,7 +178,3 @@ def _cell(value: float | str) -> str:
 
 def _cut(text: str, width: int) -> str:
     return truncate(printable(text), width, "…")
-
-
-def _last(key: str) -> str:
-    return key.rsplit(".", 1)[-1]

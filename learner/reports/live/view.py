@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from learner.errors import LearnerError, near
-from learner.reports.pictures import AXES
+from learner.reports.pictures import AXES, check_axes
 
 SMOOTH = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 CLOSEST = 12
@@ -48,12 +47,7 @@ class PlotView:
     panel: int = 0
 
     def __post_init__(self) -> None:
-        if self.x not in AXES:
-            raise LearnerError(f"x is {self.x!r}: {near(self.x, AXES)}", code="report-axis-unknown")
-        if not 0 <= self.smooth < 1:
-            raise LearnerError(
-                f"smooth is {self.smooth}; it needs a number from 0 to below 1", code="report-smooth-value"
-            )
+        check_axes(self.x, self.smooth)
 
     @property
     def is_each(self) -> bool:

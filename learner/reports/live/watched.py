@@ -1,9 +1,10 @@
 """The runs that `learner watch` shows, including runs that have not started."""
 
+import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from learner.errors import LearnerError, near
@@ -54,12 +55,11 @@ class RunWatcher:
             warnings.simplefilter("always")
             if self.waiting or not self.runs or not 0 <= now - self._searched < SEARCH_EVERY:
                 self._searched = now
-                try:
+                with self._noting_errors():
                     self._search(now)
-                except OSError as error:
-                    self._note(str(error))
             for run in self.runs:
-                self._refresh(run, now)
+                with self._noting_errors():
+                    run.refresh(now)
         for warning in caught:
             self._note(str(warning.message))
 
@@ -68,19 +68,17 @@ class RunWatcher:
         known = {run.directory.resolve(): run for run in self.runs}
         runs = []
         for directory, name in zip(directories, names_of(directories), strict=True):
-            run = known.get(directory.resolve())
-            try:
-                runs.append(run or LiveRun(directory, name, now))
-            except (LearnerError, OSError) as error:
-                self._note(str(error))
-                continue
-            runs[-1].run.name = name
+            with self._noting_errors():
+                runs.append(known.get(directory.resolve()) or LiveRun(directory, name, now))
+                runs[-1].run.name = name
         runs += [run for run in self.runs if run not in runs]
         self.runs = runs
 
-    def _refresh(self, run: LiveRun, now: float) -> None:
+    @contextlib.contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """Note the problem of a file that cannot be read."""
         try:
-            run.refresh(now)
+            yield
         except (LearnerError, OSError) as error:
             self._note(str(error))
 
@@ -92,10 +90,8 @@ class RunWatcher:
         """Read further values of steps of some metrics. Return True if more remain."""
         more = False
         for run in self.runs:
-            try:
+            with self._noting_errors():
                 more |= run.read([key for metric in metrics for key in keys_of(run, metric)], limit)
-            except OSError as error:
-                self._note(str(error))
         return more
 
     @property
