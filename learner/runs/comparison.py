@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, near
@@ -97,15 +97,9 @@ class Comparison(ComparisonTable):
             return _table(columns.values())
         for number in range(len(SECONDARY) + 1):
             columns = self._columns(shown, SECONDARY[:number])
-            text = _table(columns.values())
-            if max(map(len, text)) <= width:
+            if max(map(len, text := _table(columns.values()))) <= width:
                 return text
-        text = aligned(list(columns.values()))
-        if max(map(len, text)) <= width:
-            return text
-        fitting = self._fitting(columns, shown, width)
-        hidden = count(len(columns) - len(fitting), "further column")
-        return [*_table(fitting), f"{hidden}: --metric=NAME selects, --csv has all"]
+        return fitted_table(list(columns.values()), width, lambda: self._fitting(columns, shown, width))
 
     def _columns(self, settings: Sequence[str], left_out: Sequence[str]) -> dict[str, list[str]]:
         """Return the columns as texts, titles first, by their names in `rows`; metrics by their keys."""
@@ -127,9 +121,9 @@ class Comparison(ComparisonTable):
             best, epoch, last = ([row[f"{key} {what}"] for row in self.rows] for what in ("best", "best epoch", "last"))
             if "last" in left_out:
                 best = [b if a is None else a for a, b in zip(best, last, strict=True)]
-            add(key, key, map(_cell, best))
-            add(f"{key} best epoch", "epoch", map(_cell, epoch))
-            add(f"{key} last", "last", map(_cell, last))
+            add(key, key, map(cell, best))
+            add(f"{key} best epoch", "epoch", map(cell, epoch))
+            add(f"{key} last", "last", map(cell, last))
         return {name: list(map(printable, [title, *texts])) for name, (title, texts) in columns.items()}
 
     def _fitting(self, columns: Mapping[str, list[str]], settings: Sequence[str], width: int) -> list[list[str]]:
@@ -232,7 +226,7 @@ def compare(
     rows = [_row(run, settings, chosen) for run in summaries]
     higher = frozenset().union(*(run.higher for run in summaries))
     if sort is not None:
-        column = _sort_column(sort, rows[0], chosen, settings)
+        column = sort_column(sort, rows[0], chosen, settings)
         rows = _sorted(rows, column, is_descending=column in higher)
         requested = [*requested, column]
     every = {key for run in summaries for key in run.settings}
@@ -333,22 +327,19 @@ def _row(run: _RunSummary, settings: Sequence[str], metrics: Sequence[str]) -> R
     row = {**run.fixed, **{setting_column(key): run.settings.get(key) for key in settings}}
     for key in metrics:
         best, last = run.best.get(key), run.last.get(key)
-        row |= {f"{key} best": _value(best), f"{key} best epoch": best and best.epoch, f"{key} last": _value(last)}
+        row |= {f"{key} best": best and best.value, f"{key} best epoch": best and best.epoch}
+        row[f"{key} last"] = last and last.value
     return row
 
 
-def _value(point: Point | None) -> float | str | None:
-    return None if point is None else point.value
-
-
-def _sort_column(sort: str, row: Row, metrics: Sequence[str], settings: Sequence[str]) -> str:
-    """Return the key of the metric, or the column of `row`, that `sort` names."""
+def sort_column(sort: str, columns: Collection[str], metrics: Sequence[str], settings: Sequence[str]) -> str:
+    """Return the key of the metric, or the column, that `sort` names."""
     key = next((key for key in metrics if sort in (key, key.split("/", 1)[1])), None)
     names = {last_part(settings)(setting): setting_column(setting) for setting in settings}
     column = key or names.get(sort, "seconds" if sort == "time" else sort)
-    if key is None and column not in row:
+    if key is None and column not in columns:
         raise LearnerError(
-            f"there is no column {sort!r} to sort by: {near(sort, [*dict.fromkeys([*metrics, *names, *row])])}",
+            f"there is no column {sort!r} to sort by: {near(sort, [*dict.fromkeys([*metrics, *names, *columns])])}",
             code="run-column-unknown",
         )
     return column
@@ -386,7 +377,22 @@ def _table(columns: Iterable[Sequence[str]]) -> list[str]:
     return aligned(list(zip(*columns, strict=True)))
 
 
-def _cell(value: float | str | None) -> str:
+def fitted_table(
+    columns: Sequence[Sequence[str]], width: int | None, fitting: Callable[[], Sequence[Sequence[str]]]
+) -> list[str]:
+    """Return columns as lines of text that fit into the width: as a table, transposed, or only those of `fitting`."""
+    text, turned = _table(columns), aligned(columns)
+    if width is None or max(map(len, text)) <= width:
+        return text
+    if max(map(len, turned)) <= width:
+        return turned
+    shown = fitting()
+    hidden = count(len(columns) - len(shown), "further column")
+    return [*_table(shown), f"{hidden}: --metric=NAME selects, --csv has all"]
+
+
+def cell(value: float | str | None) -> str:
+    """Return the value of a metric as text, or a dash."""
     if value is None:
         return "-"
     if isinstance(value, str):  # for example a confusion matrix: a cell has room for its first row at most

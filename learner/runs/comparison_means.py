@@ -1,25 +1,30 @@
 """Means over repeated runs, such as runs that differ only in the seed."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, first_of, near
 from learner.runs.comparison import (
+    GAP,
     PROGRAM,
     Comparison,
     ComparisonTable,
     Row,
+    cell,
+    fitted_table,
     last_part,
     setting_column,
     setting_texts,
+    sort_column,
     sort_rank,
 )
 from learner.runs.spread import FEWEST, Spread
-from learner.util.text import aligned, count, join_names, printable, short
+from learner.util.number_checks import is_number
+from learner.util.text import count, join_names, printable
 
-GAP = 2
 SHOWN = 4
 """The most keys in a note."""
 WHICH = "best", "last"
@@ -64,16 +69,17 @@ class ComparisonMeans(ComparisonTable):
         columns.append(["runs", *(str(row["runs"]) for row in self.rows)])
         for key in self.metrics:
             columns += self._columns(key)
-        return [*_table([list(map(printable, column)) for column in columns], width), *self._notes()]
+        columns = [list(map(printable, column)) for column in columns]
+        return [*fitted_table(columns, width, lambda: _first_columns(columns, width or 0)), *self._notes()]
 
     def _columns(self, key: str) -> list[list[str]]:
         which = _shown(self.rows, key)
         values = {name: [row[f"{key} {which} {name}"] for row in self.rows] for name in STATISTICS}
-        columns = [[key, *map(_cell, values["mean"])], ["std", *map(_cell, values["std"])]]
+        columns = [[key, *map(cell, values["mean"])], ["std", *map(cell, values["std"])]]
         # Of one metric only, as the table would be too wide to read.
         if len(self.metrics) == 1 and any(number >= FEWEST for number in values["count"]):
             ends = zip(values["low"], values["high"], values["count"], strict=True)
-            intervals = [f"{_cell(low)} to {_cell(high)}" if number >= FEWEST else "" for low, high, number in ends]
+            intervals = [f"{cell(low)} to {cell(high)}" if number >= FEWEST else "" for low, high, number in ends]
             columns.append(["95 % interval", *intervals])
         return columns
 
@@ -136,7 +142,7 @@ def compare_means(
     groups = _grouped(comparison.rows, [*given, *own])
     varying = [key for key in others if key in comparison.facts and _differs(key, groups)]
     settings = [key for key in others if key not in varying]
-    metrics = [key for key in comparison.metrics if any(_is_number(row[f"{key} last"]) for row in comparison.rows)]
+    metrics = [key for key in comparison.metrics if any(is_number(row[f"{key} last"]) for row in comparison.rows)]
     texts = [key for key in comparison.metrics if key in comparison.requested and key not in metrics]
     rows = [_row(group, settings, keys, metrics) for group in groups]
     if sort is not None:
@@ -173,10 +179,6 @@ def _differs(key: str, groups: Iterable[Sequence[Row]]) -> bool:
     return any(len({repr(row[setting_column(key)]) for row in group}) > 1 for group in groups)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
 def _row(group: Sequence[Row], settings: Iterable[str], over: Iterable[str], metrics: Iterable[str]) -> Row:
     row: Row = {setting_column(key): group[0][setting_column(key)] for key in settings}
     row |= {"runs": len(group), "unended": sum(not each["status"].startswith("ended") for each in group)}
@@ -187,17 +189,13 @@ def _row(group: Sequence[Row], settings: Iterable[str], over: Iterable[str], met
     for key in metrics:
         for which in WHICH:
             values = [each[f"{key} {which}"] for each in group]
-            spread = Spread.of({}, [float(value) for value in values if _is_number(value)])
+            spread = Spread.of({}, [float(value) for value in values if is_number(value)])
             row |= {f"{key} {which} {name}": _finite(getattr(spread, name)) for name in STATISTICS}
     return row
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else short(value)
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -208,27 +206,12 @@ def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> str:
 def _sorted(
     rows: list[Row], sort: str, settings: Sequence[str], metrics: Sequence[str], higher: frozenset[str]
 ) -> list[Row]:
-    title = last_part(settings)
-    names = {title(key): setting_column(key) for key in settings}
-    key = next((key for key in metrics if sort in (key, key.split("/", 1)[1])), None)
-    column = f"{key} {_shown(rows, key)} mean" if key else names.get(sort, sort)
-    known = [*metrics, *names, *map(setting_column, settings), "runs", "seconds"]
-    if key is None and column not in known:
-        raise LearnerError(
-            f"there is no column {sort!r} to sort by: {near(sort, list(dict.fromkeys(known)))}",
-            code="run-column-unknown",
-        )
-    return sorted(rows, key=lambda row: sort_rank(row[column], is_descending=key in higher))
+    name = sort_column(sort, [*map(setting_column, settings), "runs", "seconds"], metrics, settings)
+    column = f"{name} {_shown(rows, name)} mean" if name in metrics else name
+    return sorted(rows, key=lambda row: sort_rank(row[column], is_descending=name in higher))
 
 
-def _table(columns: list[list[str]], width: int | None) -> list[str]:
-    """Return the columns as lines of text that fit into the width, transposed or without the last columns if needed."""
-    text, turned = aligned(list(zip(*columns, strict=True))), aligned(columns)
-    if width is None or max(map(len, text)) <= width:
-        return text
-    if max(map(len, turned)) <= width:
-        return turned
-    sizes = [GAP + max(map(len, column)) for column in columns]
-    fitting = max(1, next((n for n in range(len(sizes)) if sum(sizes[: n + 1]) > width + GAP), len(sizes)))
-    hidden = count(len(columns) - fitting, "further column")
-    return [*aligned(list(zip(*columns[:fitting], strict=True))), f"{hidden}: --metric=NAME selects, --csv has all"]
+def _first_columns(columns: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
+    """Return the first columns, as many as fit into the width."""
+    ends = itertools.accumulate(GAP + max(map(len, column)) for column in columns)
+    return columns[: max(1, sum(end <= width + GAP for end in ends))]
