@@ -11,7 +11,7 @@ from typing import TextIO
 
 from learner.cli.configs.overrides import value_of
 from learner.cli.configs.sweep_groups import SweepGroup
-from learner.cli.sweeps.sweep_plan import SweepPlan, sweep_plan
+from learner.cli.sweeps.sweep_plan import SweepPlan, monitor_in, sweep_plan
 from learner.cli.sweeps.sweep_report import Outcome, SweepReport, has_ended, longer_members, metric_of
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
@@ -44,7 +44,9 @@ def sweep(words: Sequence[str]) -> int:
         began = time.monotonic()
         code, failure = _fit(plan, group, progress.status(group))
         if code:
-            return _interrupted(plan, code)
+            end_stages()
+            print("learner: interrupted; the same command resumes the sweep", file=sys.stderr)
+            return code
         progress.show(group, duration(time.monotonic() - began), failure)
     return _finish(plan, progress, as_json=line.json, as_table=line.member is None)
 
@@ -78,12 +80,6 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple
 
 def _name_of(group: SweepGroup) -> str:
     return f"{count(len(group.members), 'member')} together" if group.traced else group.members[0].name
-
-
-def _interrupted(plan: SweepPlan, code: int) -> int:
-    end_stages()
-    print("learner: interrupted; the same command resumes the sweep", file=sys.stderr)
-    return code
 
 
 class _Progress:
@@ -124,7 +120,7 @@ class _Progress:
 
     def _show(self, outcome: Outcome, time_or_kept: str) -> None:
         if self.metric is None and outcome.summary is not None:
-            self.metric = metric_of(outcome, self._plan.metric, *self._plan.monitor)
+            self.metric = metric_of(outcome, self._plan.metric, *monitor_in(self._plan.content))
         words = [outcome.failure and f"failed: {outcome.failure}"]
         if self.metric is not None and not outcome.failure:
             value, epoch = outcome.best(self.metric[0])

@@ -124,11 +124,6 @@ class SweepPlan:
         return _config(content, member.values, self.directory, member.name).files()
 
     @property
-    def monitor(self) -> tuple[str | None, str | None]:
-        """The metric that selects a member's best checkpoint, and its mode; each None if the config has none."""
-        return monitor_in(self.content)
-
-    @property
     def takes_over(self) -> bool:
         """True if members copy the states of others, so that no single run repeats a member."""
         return EXPLOIT in self.content
@@ -217,7 +212,7 @@ def sweep_plan(line: Namespace) -> SweepPlan:
 
 
 def monitor_in(content: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the monitor and the mode of the checkpoints in a config; see `SweepPlan.monitor`."""
+    """Return the metric that selects the best checkpoint of a run, and its mode; each None if the config has none."""
     options = content.get("with_file_checkpointer")
     options = options if isinstance(options, Mapping) else {}
     return options.get("monitor"), options.get("mode")
