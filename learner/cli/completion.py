@@ -9,7 +9,7 @@ from typing import Any
 
 from learner.cli.configs.schema import CONTEXT
 from learner.cli.parsing import PROCESSES, Parser
-from learner.cli.usage import dotted_names, names_in_topic, option_names
+from learner.cli.usage import TOPICS, dotted_names, names_in_topic, option_names
 from learner.util.distribution import install_hint
 from learner.util.optional import import_optional
 
@@ -23,16 +23,7 @@ It needs: {install_hint("completion")}"""
 
 SHELLS = ("bash", "zsh", "tcsh")
 HELP, VERSION = "show more about a command", "show the version"
-NAMES = {
-    "optimizer": "optimizers",
-    "lr": "schedules",
-    "metrics": "metrics",
-    "metric_loggers": "loggers",
-    "renderer": "renderers",
-    "strategy": "strategies",
-    "train.dataset": "datasets",
-    "valid.dataset": "datasets",
-}
+NAMES = {key: topic for topic, (key, _) in TOPICS.items() if key} | {"valid.dataset": "datasets"}
 """Options whose values have short names, and the help topics that list them."""
 
 BASH = """\
