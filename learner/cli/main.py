@@ -8,7 +8,6 @@ import io
 import os
 import shutil
 import sys
-import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +16,10 @@ from typing import Any
 from learner.cli.configs.importing import import_order
 from learner.cli.tracebacks import FULL, own_traceback
 from learner.cli.usage import (
+    Paragraph,
     devices_parser,
     doctor_parser,
+    fill,
     fit_usage,
     requested_help,
     resume_parser,
@@ -283,13 +284,9 @@ def _command_lines(width: int) -> str:
     """Return the commands and their descriptions in lines of at most `width` characters, side by side if they fit."""
     abouts = {f"  learner {name} {arguments}": about for name, (_, arguments, about) in COMMANDS.items()}
     column = max(map(len, abouts)) + 2
-    beside = width >= column + NARROWEST
-    indent = " " * (column if beside else 6)
-    firsts = {start: start.ljust(column) if beside else f"{start}\n{indent}" for start in abouts}
-    return "\n".join(
-        firsts[start] + textwrap.fill(about, width - len(indent)).replace("\n", f"\n{indent}")
-        for start, about in abouts.items()
-    )
+    if width >= column + NARROWEST:
+        return fill(Paragraph(about, start.ljust(column), column) for start, about in abouts.items())
+    return "\n".join(f"{start}\n{fill([Paragraph(about, ' ' * 6, 6)])}" for start, about in abouts.items())
 
 
 def _command_hint(command: str) -> str:
