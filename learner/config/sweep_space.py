@@ -11,6 +11,7 @@ from typing import Any
 from learner.config.distributions import Distribution, loguniform, uniform
 from learner.errors import LearnerError, Problem
 from learner.util.json_values import encode
+from learner.util.number_checks import is_number
 
 MOST = 10_000  # members
 LONGEST_WORD, LONGEST_NAME = 40, 200  # characters of a value in a name, and bytes of a name
@@ -218,8 +219,7 @@ def _refuse_twice(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _identity(value: Any) -> Any:
     """Return a hashable form in which 1 equals 1.0, and true equals neither."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else json.dumps(value, sort_keys=True, default=str)
+    return value if is_number(value) else json.dumps(value, sort_keys=True, default=str)
 
 
 def directory_name(index: str, row: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from learner.runs.run_reader import RunReader
 from learner.runs.thinning import Series, group_size, thin
 from learner.util.confidence import student_factor
 from learner.util.metric_order import ordered
+from learner.util.number_checks import is_number
 from learner.util.text import short
 from learner.util.ticks import ticks
 
@@ -117,7 +118,7 @@ def dimension(name: str, values: Sequence[Any]) -> dict[str, Any]:
     {'name': 'opt', 'at': [0.0, 1.0, 0.0], 'ticks': [[0.0, 1.0], ['SGD', 'Adam']]}
     """
     present = [value for value in values if value is not None]
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
+    if not all(map(is_number, present)):
         words = list(dict.fromkeys(map(text_of, values)))
         place = {word: index / max(1, len(words) - 1) for index, word in enumerate(words)}
         shown = words[:: -(-len(words) // MOST_WORDS)]

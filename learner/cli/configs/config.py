@@ -5,7 +5,6 @@ A config names code that is imported and run, so trust it only as you would trus
 
 import contextlib
 import difflib
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +42,7 @@ from learner.runs.journal import OBSERVER_KEYS
 from learner.schedules.base import RunLength
 from learner.training.feed.inputs import run_length
 from learner.training.population import Population
+from learner.util.number_checks import is_finite, is_int
 
 HEADER = """\
 # What this run was started with, in full. `learner resume` continues it; `learner fit` can start another from it.
@@ -79,7 +79,7 @@ class RunConfig:
         self._check_keys(beside, needed)
         self._check_values()
         seed = self._content["seed"]
-        self._seed: int = seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
+        self._seed: int = seed if is_int(seed) else 0
         self._read_parts()
         self._read_options()
 
@@ -122,8 +122,9 @@ class RunConfig:
         values = {key: self._content[key] for key in PARTS if self._content.get(key) is not None}
         for key, how in OBJECTS.items():
             with self._problems.collect(key=key):
-                if key == "lr" and not isinstance(values.get("lr", ""), str | Mapping):
-                    _check_rate(values["lr"])
+                if key == "lr" and not isinstance(lr := values.get("lr", ""), str | Mapping):
+                    if not is_finite(lr):
+                        raise LearnerError(f"lr is {lr!r}: it needs a number or a schedule", code="config-lr-type")
                 elif key == "trainable" and isinstance(values.get(key), str):
                     self._recipes[key] = Recipe(values[key], import_path(values[key], key))
                 elif key in values:
@@ -374,8 +375,3 @@ def _hint_for(key: str, value: Any, known: Sequence[str]) -> str:
     name = value.get("class_path") if isinstance(value, Mapping) else value
     belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
     return f"{COMMON_GUESSES[word]}{belongs}"
-
-
-def _check_rate(lr: Any) -> None:
-    if not isinstance(lr, int | float) or isinstance(lr, bool) or not math.isfinite(lr):
-        raise LearnerError(f"lr is {lr!r}: it needs a number or a schedule", code="config-lr-type")
