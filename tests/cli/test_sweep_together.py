@@ -15,7 +15,7 @@ import yaml
 from flax import nnx
 
 from learner.cli.configs.recipes import Seeds
-from learner.cli.configs.sweep_groups import TracedSeeds, groups_of
+from learner.cli.configs.sweep_groups import groups_of
 from learner.cli.main import main
 from learner.cli.sweeps.sweep_plan import sweep_plan
 from learner.cli.usage import sweep_parser
@@ -429,7 +429,7 @@ def test_reason_for_separate_training_is_printed(learner, write):
 
 
 def test_traced_seeds_equal_ordinary_seeds():
-    alone, traced = Seeds(7), TracedSeeds(nnx.Rngs(jax.random.key(7)))
+    alone, traced = Seeds(7), Seeds(traced=nnx.Rngs(jax.random.key(7)))
     for _ in range(2):
         assert jax.random.key_data(alone.key).tolist() == jax.random.key_data(traced.key).tolist()
     assert jax.random.key_data(alone.rngs.params()).tolist() == jax.random.key_data(traced.rngs.params()).tolist()

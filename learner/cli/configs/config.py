@@ -30,7 +30,6 @@ from learner.cli.configs.schema import (
     names_for,
 )
 from learner.cli.configs.sources import DataSource, source, sources
-from learner.cli.configs.sweep_groups import TracedSeeds
 from learner.config.mappings import yaml_text
 from learner.config.safe_yaml import parse_yaml
 from learner.data.source import source_of
@@ -284,7 +283,7 @@ class RunConfig:
         objects = {key: part.make() for key, part in self._recipes.items() if key != "model"}
         objects |= {key: self.data(key) for key in self.sources if with_data}
         objects = {"lr": self._content["lr"], "optimizer": None, **objects}
-        return builder.build(lambda rngs: make_model(self._recipes["model"], TracedSeeds(rngs)), **objects)
+        return builder.build(lambda rngs: make_model(self._recipes["model"], Seeds(traced=rngs)), **objects)
 
     def rate(self) -> tuple[Any, Any, RunLength]:
         """Return the learning rate and the optimizer of the config, and the length of its run. No model is created, and

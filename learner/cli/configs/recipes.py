@@ -33,15 +33,22 @@ class Seeds:
 
     Args:
       seed: the config's seed.
+      traced: the random streams of a member that trains together with others, in place of the seed.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int = 0, traced: Any = None) -> None:
+        self._seed, self._traced = seed, traced
         self._keys = 0
 
     @property
     def seed(self) -> int:
-        """The config's seed."""
+        """The config's seed. Raise `LearnerError` if it is traced, because it is not an integer then."""
+        if self._traced is not None:
+            raise LearnerError(
+                "the model takes a seed, which members that train together cannot give it: let it take rngs or key, or "
+                "leave together out",
+                code="sweep-together-seed",
+            )
         return self._seed
 
     @functools.cached_property
@@ -49,16 +56,14 @@ class Seeds:
         """The `nnx.Rngs` that all parts share. Each part draws the next numbers."""
         from flax import nnx
 
-        return nnx.Rngs(self.seed)
+        return nnx.Rngs(self._seed) if self._traced is None else self._traced
 
     @property
     def key(self) -> Any:
-        """A new JAX key at each access."""
-        return self._fold_in(jax.random.key(self.seed))
-
-    def _fold_in(self, key: Any) -> Any:
+        """A new JAX key at each access, the same for a seed and for its traced streams."""
+        first = jax.random.key(self._seed) if self._traced is None else self._traced.default.key[...]
         self._keys += 1
-        return jax.random.fold_in(key, self._keys - 1)
+        return jax.random.fold_in(first, self._keys - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from learner.cli.configs.recipes import Seeds
 from learner.config.sweep_space import SweepMember, directory_name
 from learner.errors import LearnerError
 from learner.training.population import LR, SEED, Population, population_of
@@ -142,34 +141,3 @@ def singles(members: Sequence[SweepMember]) -> list[SweepGroup]:
 
 def _others(member: SweepMember, traced: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in member.values.items() if key not in traced}
-
-
-class TracedSeeds(Seeds):
-    """The random numbers that initialise the model of a member; their key is traced.
-
-    Args:
-      rngs: the random streams of the member.
-    """
-
-    def __init__(self, rngs: Any) -> None:
-        super().__init__(0)
-        self._rngs = rngs
-
-    @property
-    def rngs(self) -> Any:
-        """The random streams of the member."""
-        return self._rngs
-
-    @property
-    def key(self) -> Any:
-        """A new key at each access, the same as from `Seeds` with the member's seed."""
-        return self._fold_in(self._rngs.default.key[...])
-
-    @property
-    def seed(self) -> int:
-        """Raise `LearnerError`, because a traced seed is not an integer."""
-        raise LearnerError(
-            "the model takes a seed, which members that train together cannot give it: let it take rngs or key, or "
-            "leave together out",
-            code="sweep-together-seed",
-        )
