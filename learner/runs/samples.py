@@ -61,10 +61,11 @@ def contents(step: int, values: Mapping[str, Sample]) -> dict[str, tuple[str, by
     files: set[str] = set()
     for name, value in values.items():
         stem, number = file_name(name), 1
-        while folded_name(file := f"{stem}{'' if number == 1 else f'-{number}'}.{_suffix(value)}") in files:
+        suffix, content = _encoded(value)
+        while folded_name(file := f"{stem}{'' if number == 1 else f'-{number}'}.{suffix}") in files:
             number += 1
         files.add(folded_name(file))
-        found[name] = f"{FOLDER}/step-{step}/{file}", _bytes(value)
+        found[name] = f"{FOLDER}/step-{step}/{file}", content
     return found
 
 
@@ -97,14 +98,13 @@ def read_histogram(content: bytes) -> tuple[np.ndarray, np.ndarray] | None:
     return (counts, edges) if fits and np.isfinite(counts).all() and np.isfinite(edges).all() else None
 
 
-def _suffix(value: Sample) -> str:
-    return "txt" if isinstance(value, str) else "png" if isinstance(value, Image) else "json"
-
-
-def _bytes(value: Sample) -> bytes:
+def _encoded(value: Sample) -> tuple[str, bytes]:
+    """Return the suffix and the content of the file of a sample."""
     if isinstance(value, str):
-        return value.encode(errors="backslashreplace")
-    return png(value.pixels) if isinstance(value, Image) else json.dumps(histogram_json(value)).encode()
+        return "txt", value.encode(errors="backslashreplace")
+    if isinstance(value, Image):
+        return "png", png(value.pixels)
+    return "json", json.dumps(histogram_json(value)).encode()
 
 
 def histogram_json(histogram: Histogram) -> dict[str, Any]:
