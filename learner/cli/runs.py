@@ -19,7 +19,7 @@ from learner.runs import control_files as asking
 from learner.runs.comparison import ComparisonTable
 from learner.runs.comparison import compare as compared
 from learner.runs.comparison_means import compare_means
-from learner.runs.difference import difference
+from learner.runs.difference import difference, pair_lines
 from learner.runs.find import each_run, find_runs, run_directories
 from learner.runs.layout import missing_text
 from learner.runs.lock import is_locked
@@ -90,8 +90,10 @@ def diff(words: Sequence[str]) -> int:
         if line.replay is not None:
             parser.error("--replay takes two runs")
         settings = config_difference(RunReader(line.a), line.b)
-        content = {**dataclasses.asdict(settings), "explanation": settings.explanation}
-        return _print_difference(content, settings.lines(), bool(settings.settings), as_json=line.json)
+        differ = f"{count(len(settings), 'setting')} differ{'s' if len(settings) == 1 else ''}"
+        text = differ if settings else "no setting differs"
+        lines = [*pair_lines({"settings": settings}), text]
+        return _print_difference({"settings": settings, "explanation": text}, lines, bool(settings), as_json=line.json)
     a, b = RunReader(line.a), RunReader(line.b)
     found = difference(a, b, line.metric, line.tolerance)
     content = {**dataclasses.asdict(found), "explanation": found.explanation}
