@@ -49,7 +49,8 @@ def plot_lr(words: Sequence[str]) -> int:
     parser = _parser("plot-lr", PLOT)
     parser.add_argument("-o", "--output", metavar="FILE", help="write a .png file instead of plotting in the terminal")
     line = parser.read(words)
-    output = _checked_output(line.output)
+    output = line.output
+    refuse_path(output)
     import_optional("plotext" if output is None else "matplotlib", "plots", "a plot")
     plot, lines = rate_plot(*_config(line).rate())
     if output is None:
@@ -72,7 +73,8 @@ def find_lr(words: Sequence[str]) -> int:
         help="write the plot to a .png file; the terminal shows it if plotext is installed",
     )
     line = parser.read(words)
-    output = _checked_output(line.output)
+    output = line.output
+    refuse_path(output)
     if output is not None:
         import_optional("matplotlib", "plots", "a plot")
     own = {name: value_of(text) for name in OWN if (text := getattr(line, name)) is not None}
@@ -164,12 +166,6 @@ def _parser(command: str, about: str) -> Parser:
     parser = Parser(command, about, "CONFIG [--KEY=VALUE ...] [-o FILE]", TRUSTED, keys=True)
     parser.add_config()
     return parser
-
-
-def _checked_output(output: str | None) -> str | None:
-    if output is not None:
-        refuse_path(output)
-    return output
 
 
 def _config(line: Namespace, beside: Sequence[str] = ()) -> RunConfig:

@@ -227,8 +227,7 @@ def plot(words: Sequence[str]) -> int:
     )
     line = parser.read(words)
     import_optional("plotext" if line.output is None else "matplotlib", "plots", "a plot")
-    if line.output is not None:
-        refuse_path(line.output)
+    refuse_path(line.output)
     figure = picture(
         find_runs(line.directories), line.metric, x=line.x, steps=line.steps, smooth=line.smooth, log=line.log
     )

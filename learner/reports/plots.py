@@ -154,9 +154,9 @@ def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[n
     return numbers
 
 
-def refuse_path(path: str) -> None:
-    """Raise `LearnerError` if a plot cannot be saved under this name."""
-    if Path(path).suffix.lower() != ".png" or not Path(path).parent.is_dir():
+def refuse_path(path: str | None) -> None:
+    """Raise `LearnerError` if a plot cannot be saved under this name. `None` is accepted: it is not saved then."""
+    if path is not None and not (Path(path).suffix.lower() == ".png" and Path(path).parent.is_dir()):
         raise LearnerError(
             f"the output is {path}; it needs the name of a .png file in a directory that exists",
             code="report-output-path",
