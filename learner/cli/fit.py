@@ -1,7 +1,6 @@
 """`learner fit` and `learner resume`."""
 
 import shlex
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from learner.runs.layout import ENDS, MARK, read_summary
 from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
 from learner.util.device_threads import Terminated
-from learner.util.stages import end_stages, enter_stage
+from learner.util.stages import end_stages, enter_stage, note
 
 
 def fit(words: Sequence[str]) -> int:
@@ -134,6 +133,5 @@ def _train(config: RunConfig) -> int:
 def _interrupted(directory: str, code: int = 130) -> int:
     has_config = Path(directory, "config.yaml").is_file()
     going_on = f"; resume with: learner resume {shlex.quote(directory)}" if has_config else ""
-    end_stages()
-    print(f"learner: interrupted{going_on}", file=sys.stderr)
+    note(f"interrupted{going_on}")
     return code

@@ -1,7 +1,6 @@
 """The options that make a command one of several processes. They belong to the process, not to the config."""
 
 import contextlib
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +9,7 @@ from learner.cli.configs.overrides import value_of
 from learner.distributed.connection import check_connection, init_distributed
 from learner.distributed.departure import leave
 from learner.errors import LearnerError
-from learner.util.stages import end_stages
+from learner.util.stages import note
 
 PLACE = ("coordinator", "num_processes", "process_id")
 OPTIONS = (*PLACE, "timeout", "heartbeat")
@@ -36,8 +35,7 @@ def connected(arguments: dict[str, Any] | None) -> Iterator[None]:
         check_connection(**arguments)
         if arguments.get("process_id") == 0 and all(name in arguments for name in PLACE):
             others = f"the other processes (--num_processes {arguments['num_processes']})"
-            end_stages()
-            print(f"learner: process 0 waits at {arguments['coordinator']} for {others}", file=sys.stderr)
+            note(f"process 0 waits at {arguments['coordinator']} for {others}")
         init_distributed(**arguments)
     try:
         yield

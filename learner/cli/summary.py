@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import queue
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from learner.runs.run_reader import RunReader
 from learner.util.addresses import refuse_store
 from learner.util.device_threads import device_thread
 from learner.util.json_values import encode
+from learner.util.stages import note
 from learner.util.text import printable
 from learner.util.urls import one_line
 
@@ -143,7 +143,7 @@ def _stored(directory: Path, address: str) -> list[dict[str, Any]]:
             if not isinstance(answer, Exception):
                 return answer
             problem = one_line(answer)
-    print(printable(f"learner: the checkpoints in {address} are not listed: {problem}"), file=sys.stderr)
+    note(printable(f"the checkpoints in {address} are not listed: {problem}"))
     return []
 
 

@@ -19,7 +19,7 @@ from learner.errors import NonFiniteError, OutOfMemoryError
 from learner.events import Listener
 from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
-from learner.util.stages import end_stages
+from learner.util.stages import end_stages, note
 from learner.util.text import count, duration, first_line, printable, short
 from learner.util.user_warnings import LearnerWarning
 
@@ -34,8 +34,8 @@ def sweep(words: Sequence[str]) -> int:
     groups = plan.groups if line.member is None else [plan.group_of(value_of(line.member))]
     plan.open()
     end_stages()
-    for note in plan.notes:
-        print(f"learner: members train one after another: {printable(note)}", file=sys.stderr)
+    for reason in plan.notes:
+        note(f"members train one after another: {printable(reason)}")
     progress = _Progress(plan, sys.stderr if line.json else sys.stdout)
     for group in groups:
         if has_ended(plan.directory, group):
@@ -44,8 +44,7 @@ def sweep(words: Sequence[str]) -> int:
         began = time.monotonic()
         code, failure = _fit(plan, group, progress.status(group))
         if code:
-            end_stages()
-            print("learner: interrupted; the same command resumes the sweep", file=sys.stderr)
+            note("interrupted; the same command resumes the sweep")
             return code
         progress.show(group, duration(time.monotonic() - began), failure)
     return _finish(plan, progress, as_json=line.json, as_table=line.member is None)
@@ -135,7 +134,7 @@ class _Progress:
 def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bool) -> int:
     """Print the results, and return the exit code: 1 if all members have failed."""
     if progress.metric is None:
-        print(f"learner: {count(len(progress.outcomes), 'member')} failed, which is all of them", file=sys.stderr)
+        note(f"{count(len(progress.outcomes), 'member')} failed, which is all of them")
         return 1
     report = SweepReport(*progress.metric, progress.outcomes)
     best = report.best()

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -104,6 +105,12 @@ def end_stages() -> None:
     """End the line, if any, before other output is written."""
     if _line is not None:
         _line.end()
+
+
+def note(text: str) -> None:
+    """Print a line of the command about its own work to standard error."""
+    end_stages()
+    print(f"learner: {text}", file=sys.stderr)
 
 
 def close_stages() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from learner.config.types import shown
 from learner.errors import LearnerError, near
 from learner.examples import CONFIGS, bundled_config
 from learner.runs.journal import OBSERVER_KEYS
-from learner.util.stages import end_stages
+from learner.util.stages import note
 
 COMMENT = re.compile(r"(?:^|\s)#")
 
@@ -51,8 +50,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         if bundled is None and hint:
             raise LearnerError(f"there is no config file {name}{hint}", code="config-file-missing")
         if bundled is not None:
-            end_stages()
-            print(f"learner: there is no {name} here; using {bundled}", file=sys.stderr)
+            note(f"there is no {name} here; using {bundled}")
             path = bundled
     return read_mapping(path, includes=True)
 

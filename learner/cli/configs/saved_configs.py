@@ -1,7 +1,6 @@
 """Configs that runs saved: reading them, and restoring truncated ones."""
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from learner.runs.appended import replace
 from learner.runs.journal import OBSERVER_KEYS
 from learner.runs.population import read_members
 from learner.runs.sweep_file import NAME as SWEEP_FILE
-from learner.util.stages import end_stages
+from learner.util.stages import note
 
 FROM_PYTHON = """\
 {directory} has no config.yaml: the run was started from Python. There it {does} with
@@ -58,8 +57,7 @@ def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, 
             FROM_PYTHON.format(directory=directory, does=does, call=call, same=same), code="run-from-python"
         )
     if here.index == 0:
-        end_stages()
-        print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
+        note(f"{path} is trusted: the code that it names is imported and run now")
     return read_yaml(path)
 
 
@@ -106,10 +104,8 @@ def _mend(path: Path) -> None:
                     _replace_config(path, saved)
                     watching = [key for key in OBSERVER_KEYS if f"\n{key}:".encode() in saved]
                     lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
-                    end_stages()
-                    print(
-                        f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is restored from the "
-                        f"checkpoint of step {entry.step}{lost if watching else ''}",
-                        file=sys.stderr,
+                    note(
+                        f"{path} was {'cut off' if text else 'missing or empty'}; it is restored from the checkpoint "
+                        f"of step {entry.step}{lost if watching else ''}"
                     )
                 return
