@@ -27,7 +27,6 @@ LOGARITHMIC = 50
 """The ratio of the largest to the smallest value above which an axis of positive values is logarithmic."""
 MOST_TICKS = 5
 MOST_WORDS = 12
-Curve = dict[str, Any]
 
 
 def curves(runs: Sequence[RunReader]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import posixpath
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from learner.util.distribution import install_hint
 from learner.util.optional import import_optional
 
 CHECKPOINTS, MANIFEST = "checkpoint", "manifest.json"
+MANIFEST_PATH = re.compile(rf"{CHECKPOINTS}/([0-9]+)/{re.escape(MANIFEST)}")  # with the step
 HEAD = 1 << 16  # bytes of a journal that distinguish runs: they contain the time of the first start
 READ_AT_ONCE = 1 << 24  # bytes of a file that are read at once
 LEFT_OUT = (lock.NAME, *(f"{what}.ask" for what in control_files.WHAT))
@@ -195,12 +197,12 @@ class RemoteRun:
         """Return the sizes of the run's files by name, without those of checkpoints that have no manifest."""
         found = self._files.find(self._root, detail=True)
         sizes = {posixpath.relpath(path, self._root): int(info["size"]) for path, info in found.items()}
-        complete = {name.split("/")[1] for name in sizes if _is_manifest(name)}
+        complete = {match[1] for name in sizes if (match := MANIFEST_PATH.fullmatch(name))}
         return {name: size for name, size in sizes.items() if _is_mirrored(name, complete)}
 
     def _remote_manifests(self) -> dict[str, bytes]:
-        names = [name for name in self._sizes() if _is_manifest(name)]
-        return {name.split("/")[1]: self._files.cat_file(f"{self._root}/{name}") for name in names}
+        matches = filter(None, map(MANIFEST_PATH.fullmatch, self._sizes()))
+        return {match[1]: self._files.cat_file(f"{self._root}/{match[0]}") for match in matches}
 
 
 def _open(url: str, scheme: str) -> tuple[Any, str]:
@@ -232,7 +234,7 @@ def _manifests(directory: Path) -> dict[str, bytes]:
     """Return the manifests of the complete checkpoints of a run, by step."""
     manifests = {}
     for path in (directory / CHECKPOINTS).glob(f"*/{MANIFEST}"):
-        if _is_step(path.parent.name):
+        if MANIFEST_PATH.fullmatch(path.relative_to(directory).as_posix()):
             with contextlib.suppress(FileNotFoundError):  # the run removes it
                 manifests[path.parent.name] = path.read_bytes()
     return manifests
@@ -246,15 +248,6 @@ def _files_of(directory: Path) -> Iterator[Path]:
         partial = parts[0] == CHECKPOINTS and path.suffix in (".partial", ".saving")
         if not in_checkpoint and not partial and path.name not in LEFT_OUT and path.is_file() and not path.is_symlink():
             yield path
-
-
-def _is_manifest(name: str) -> bool:
-    parts = name.split("/")
-    return len(parts) == 3 and parts[0] == CHECKPOINTS and parts[2] == MANIFEST and _is_step(parts[1])
-
-
-def _is_step(name: str) -> bool:
-    return name.isascii() and name.isdecimal()
 
 
 def _is_mirrored(name: str, complete: set[str]) -> bool:
