@@ -19,6 +19,7 @@ from pathlib import Path
 
 from learner.errors import LearnerError, near
 from learner.runs.lock import is_locked
+from learner.util.disk import NO_FOLLOW, NO_WAIT
 from learner.util.text import printable
 
 WHAT = ("stop", "save")
@@ -130,8 +131,7 @@ def _who(path: Path) -> str:
     read as a name can need.
     """
     try:
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        with open(os.open(path, flags), "rb") as file:
+        with open(os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT), "rb") as file:
             content = json.loads(file.read(LONGEST))
     except (OSError, ValueError, RecursionError):
         content = None

@@ -6,20 +6,17 @@ lock without changing it, and work on file systems without locks. That is most o
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import platform
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from learner.errors import LearnerError
 from learner.util.disk import NO_FOLLOW, NO_WAIT, kind_of
-
-if sys.platform != "win32":
-    import fcntl
 
 NAME = "run.lock"
 CLOCKS = 10.0
@@ -117,8 +114,7 @@ def _let_go() -> None:
     _locks.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _open_locked(path: Path) -> int:
@@ -169,8 +165,6 @@ def _no_lock(path: Path, why: str) -> LearnerError:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    if sys.platform == "win32":
-        return  # there nothing is locked
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -232,7 +226,7 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
-        return True
+        pass  # a process of another user
     return True
 
 

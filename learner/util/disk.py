@@ -25,8 +25,8 @@ LONGEST_PATH = 1024 - 192 if sys.platform == "darwin" else 4096 - 512
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 """Errors that are about the process, the machine or the network, and not about the file."""
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its other end
+NO_FOLLOW = os.O_NOFOLLOW
+NO_WAIT = os.O_NONBLOCK  # opening a pipe would wait for its other end
 
 
 def is_of_process(error: BaseException) -> bool:

@@ -157,7 +157,7 @@ class WatchApp(App[int]):
         self.look()
         self.set_interval(self._every, self.look)
         terminal = sys.__stdin__
-        if hasattr(select, "poll") and terminal is not None and terminal.isatty():
+        if terminal is not None and terminal.isatty():
             self.set_interval(1.0, lambda: self._leave_with(terminal))
 
     def _leave_with(self, terminal: TextIO) -> None:
