@@ -62,11 +62,8 @@ class SweepSpace:
         """The keys that have a list of values."""
         return {key: column for key, column in self.columns.items() if not isinstance(column, Distribution)}
 
-    def problems(self) -> list[Problem]:
-        """Return the problems due to which the space has no members, or an empty list if it has members."""
-        return list(self._problems())
-
-    def _problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[Problem]:
+        """Yield the problems due to which the space has no members."""
         if not self.columns:
             text = "a sweep needs a key with several values: --lr=1e-4,1e-3, --seed=0..7, --lr=loguniform:1e-5:1e-2"
             yield Problem(text, code="sweep-empty")

@@ -152,8 +152,10 @@ def read_matrix(text: str) -> Matrix | None:
     columns = _columns([line.ljust(width) for line in lines], width)
     head, *rows = [[line[first:last].strip() for first, last in columns] for line in lines]
     names, labels = head[1:], [row[0] for row in rows]
-    matrix = _matrix(labels, names, [cell for row in rows for cell in row[1:]])
-    return _of_pairs(rows) if matrix is None and head == PAIRS else matrix
+    counts = _counts([cell for row in rows for cell in row[1:]]) if _fit(labels, names) else None
+    if counts is not None:
+        return Matrix.of(labels, names, counts.reshape(len(labels), len(names)))
+    return _of_pairs(rows) if head == PAIRS else None
 
 
 def _columns(lines: Sequence[str], width: int) -> list[tuple[int, int]]:
@@ -163,13 +165,6 @@ def _columns(lines: Sequence[str], width: int) -> list[tuple[int, int]]:
     starts = [0, *(match.end() for match in re.finditer(r"\.\.", empty))]
     ends = [*(match.start() for match in re.finditer(r"\.\.", empty)), width]
     return list(zip(starts, ends, strict=True))
-
-
-def _matrix(labels: Sequence[str], predicted: Sequence[str], cells: Sequence[str]) -> Matrix | None:
-    counts = _counts(cells) if _fit(labels, predicted) else None
-    if counts is None:
-        return None
-    return Matrix.of(labels, predicted, counts.reshape(len(labels), len(predicted)))
 
 
 def _of_pairs(rows: Sequence[Sequence[str]]) -> Matrix | None:
