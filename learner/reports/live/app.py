@@ -216,10 +216,8 @@ class WatchApp(App[int]):
         room = (width * 64 // 100, height - 3) if wide else (width, height - 11)
         columns, rows = (max(1, have // need) for have, need in zip(room, PLOT, strict=True))
         self._shown = view.shown(self._watched.metrics(), min(columns * rows, MOST_PLOTS))
-        if width >= GRID and len(self._shown) > 2:
-            columns = min(columns, 2 if len(self._shown) <= 2 * rows else -(-len(self._shown) // rows))
-        else:
-            columns = 1 if len(self._shown) <= rows else min(columns, -(-len(self._shown) // rows))
+        fewest = 2 if width >= GRID and len(self._shown) > 2 else 1
+        columns = min(columns, max(fewest, -(-len(self._shown) // rows)))
         self.query_one("#plots").styles.grid_size_columns = columns
         self._heights(wide)
         for number, plot in enumerate(self._plots):
