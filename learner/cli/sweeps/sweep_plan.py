@@ -155,11 +155,8 @@ class SweepPlan:
         trained.
         """
         keys = [key.replace(".init_args", "") for key in self.members[0].values]
-        left_out = ("directory", *OBSERVER_KEYS, *keys)
-        settings = flat({key: value for key, value in self.content.items() if key not in left_out})
-        settings = {
-            key: x for key, x in settings.items() if not any(f"{key}.".startswith(f"{own}.") for own in left_out)
-        }
+        left_out = tuple(f"{key}." for key in ("directory", *OBSERVER_KEYS, *keys))
+        settings = {key: value for key, value in flat(self.content).items() if not f"{key}.".startswith(left_out)}
         return settings | ({f"{SWEEP}.together": True} if any(group.traced for group in self.groups) else {})
 
 
