@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from learner.cli.configs.overrides import apply_overrides, read_configs
-from learner.cli.usage import fit_parser, resume_parser
+from learner.cli.usage import PARSERS
 from learner.cli.watch import refuse_pipes, refuse_without_packages
 from learner.errors import LearnerError
 
@@ -29,7 +29,7 @@ def train_beside(command: str, words: Sequence[str]) -> int | None:
     Raises:
       LearnerError: there is no terminal, a package is missing, or the run has no directory.
     """
-    line = (fit_parser() if command == "fit" else resume_parser()).read(words)
+    line = PARSERS[command]().read(words)
     if not line.watch:
         return None
     refuse_without_packages()

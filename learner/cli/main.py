@@ -15,17 +15,7 @@ from typing import Any
 
 from learner.cli.configs.importing import import_order
 from learner.cli.tracebacks import FULL, own_traceback
-from learner.cli.usage import (
-    Paragraph,
-    devices_parser,
-    doctor_parser,
-    fill,
-    fit_usage,
-    requested_help,
-    resume_parser,
-    stored_topic,
-    sweep_parser,
-)
+from learner.cli.usage import PARSERS, Paragraph, fill, fit_usage, requested_help, stored_topic
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, dropped_signals, of_a_command
 from learner.util.device_threads import any_alive, end_process
@@ -77,38 +67,15 @@ COMMON_GUESSES = {
 }
 """Commands of other programs, and their equivalents here."""
 
-USAGES: dict[str, Callable[[], str]] = {
-    "fit": fit_usage,
-    "resume": lambda: resume_parser().format_help(),
-    "sweep": lambda: sweep_parser().format_help(),
-    "devices": lambda: devices_parser().format_help(),
-    "doctor": lambda: doctor_parser().format_help(),
-}
-"""The help that is printed without importing JAX, because the import takes a second."""
-
 NARROWEST = 24  # characters of a description next to a command
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 PIPE_CLOSED = 141  # the code that shells report for programs ended by SIGPIPE
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 
-READING = (
-    "summary",
-    "compare",
-    "diff",
-    "plot",
-    "report",
-    "ask",
-    "fetch",
-    "pull",
-    "watch",
-    "devices",
-    "completion",
-    "examples",
-    "new",
-)
-"""Commands that run no user code (except `diff --replay` and `diff DIR CONFIG`). They import nothing from the current
-directory, which may be a run's.
+READING = ("completion", "devices", "examples", "fetch", "runs", "summary", "watch")
+"""Modules of commands that run no user code (except `diff --replay` and `diff DIR CONFIG`). These import nothing from
+the current directory, which may be a run's.
 """
 
 USAGE = """\
@@ -318,16 +285,18 @@ def _run(words: list[str]) -> int:
         )
     topic = requested_help(rest)
     page = None
-    if topic is not None and command in USAGES:
-        page = stored_topic(topic) if topic and command in ("fit", "resume") else USAGES[command]()
+    if topic and command in ("fit", "resume"):
+        page = stored_topic(topic)
+    elif topic is not None and command in PARSERS:
+        page = fit_usage() if command == "fit" else PARSERS[command]().format_help()
     if page is not None:
         print(page.rstrip())
         return 0
     starts_run = command in ("fit", "resume", "sweep") and topic is None
     reads_configs = any(word.startswith("--replay") or word.endswith((".yaml", ".yml")) for word in rest)
     replays = command == "diff" and topic is None and reads_configs
-    reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
-    reading = reading and not replays
+    exports_numbers = command == "export" and any(word.startswith("--format") for word in rest)
+    reading = (COMMANDS[command][0] in READING or command == "pull" or exports_numbers) and not replays
     with contextlib.ExitStack() as stack:
         # Only around code that imports JAX: a view's event loop handles SIGINT only in place of Python's own handler.
         raise_dropped = None if reading else stack.enter_context(dropped_signals())

@@ -177,6 +177,16 @@ def sweep_parser() -> Parser:
     return parser
 
 
+PARSERS = {
+    "fit": fit_parser,
+    "resume": resume_parser,
+    "sweep": sweep_parser,
+    "devices": devices_parser,
+    "doctor": doctor_parser,
+}
+"""The commands whose help is printed without importing JAX, because the import takes a second."""
+
+
 def requested_help(words: Sequence[str]) -> str | None:
     """Return the topic of a request for help, empty for the first page, or None if help is not requested.
 

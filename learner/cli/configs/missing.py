@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.cli.configs.overrides import read_yaml
-from learner.cli.usage import fit_parser, resume_parser, sweep_parser
+from learner.cli.usage import PARSERS
 from learner.errors import LearnerError
 from learner.examples import bundled_config
 from learner.runs.layout import missing_text
@@ -17,10 +17,10 @@ def check_words(command: str, words: Sequence[str]) -> bool:
     """Return True if `learner fit` or `learner resume` trains and shows the run, rather than print a config or help.
     Raise `LearnerError` if the words are wrong, or name a file or run that does not exist.
     """
+    line = PARSERS[command]().read(words)
     if command == "resume":
-        check_run(resume_parser().read(words).directory)
+        check_run(line.directory)
         return True
-    line = (sweep_parser() if command == "sweep" else fit_parser()).read(words)
     config = line.config
     if config is not None and not os.path.lexists(config) and bundled_config(config) is None:
         read_yaml(config)  # raises
