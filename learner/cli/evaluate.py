@@ -37,12 +37,11 @@ evaluates the best checkpoint and writes the values into the run, where compare 
 PREDICT = """\
 Writes the outputs of the predict step of the newest checkpoint in DIR to a file, row by row: arrays (.npz), or a table
 (.csv, .jsonl or .parquet). Without a predict step, they are those of the valid step."""
-KEYS = """\
+FURTHER = f"""\
 keys of the config:
   --checkpoint=best       use the best checkpoint instead, or that of an epoch
-"""
-OTHER_DATA = "  --valid.KEY=VALUE       use other data\n"
-FURTHER = f"""
+  --valid.KEY=VALUE       use other data
+
 options of the process:
 {PROCESSES}
 It trusts config.yaml: the code that it names is imported and run."""
@@ -50,7 +49,7 @@ It trusts config.yaml: the code that it names is imported and run."""
 
 def evaluate(words: Sequence[str]) -> int:
     """`learner evaluate DIR [--KEY=VALUE ...]`."""
-    parser = Parser("evaluate", EVALUATE, "DIR [--KEY=VALUE ...]", KEYS + OTHER_DATA + FURTHER, keys=True)
+    parser = Parser("evaluate", EVALUATE, "DIR [--KEY=VALUE ...]", FURTHER, keys=True)
     parser.add_run()
     parser.add_processes()
     parser.add_argument("--data", metavar="FILE", help="use the data in FILE, as learner predict does")
@@ -132,8 +131,7 @@ def _plain(array: Any) -> Any:
 
 def predict(words: Sequence[str]) -> int:
     """`learner predict DIR [DATA] -o FILE`."""
-    usage = "DIR [DATA] -o FILE [--KEY=VALUE ...]"
-    parser = Parser("predict", PREDICT, usage, KEYS + OTHER_DATA + FURTHER, keys=True)
+    parser = Parser("predict", PREDICT, "DIR [DATA] -o FILE [--KEY=VALUE ...]", FURTHER, keys=True)
     parser.add_run()
     about = (
         "an .npz file with the arrays of a batch, for all rows; a file like those of the run's own data, such as .csv; "
