@@ -68,15 +68,11 @@ def run_directories(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Path
 
 
 def _directories(folder: Path, levels: int) -> Iterator[Path]:
-    try:
-        if (folder / MARK).is_file():
-            # The run of a population holds the means of its members, which are runs themselves.
-            members = [folder / member["directory"] for member in read_members(folder)]
-            yield from [path for path in members if (path / MARK).is_file()] or [folder]
-            return
-    except OSError:
-        pass  # listing it fails too, with a warning
-    if levels:
+    if os.path.isfile(folder / MARK):
+        # The run of a population holds the means of its members, which are runs themselves.
+        members = [folder / member["directory"] for member in read_members(folder)]
+        yield from [path for path in members if os.path.isfile(path / MARK)] or [folder]
+    elif levels:
         try:
             inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
         except FileNotFoundError:
