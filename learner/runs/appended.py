@@ -3,8 +3,10 @@
 import json
 import os
 import stat
+import uuid
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,6 +145,13 @@ def replace(path: str, content: bytes) -> None:
     """Replace a file atomically; see `replacing`."""
     with replacing(path) as file:
         file.write(content)
+
+
+def replace_together(path: Path, content: bytes) -> None:
+    """Replace a file that other processes may replace at the same time. None moves the half-written file of another."""
+    own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    replace(str(own), content)
+    own.replace(path)
 
 
 def shortest(value: Any) -> float:

@@ -6,18 +6,17 @@ requests the run in `runs/digits` to stop; `save.ask` requests a checkpoint. `as
 files, with the sender's name. The run logs its answer.
 """
 
-import contextlib
 import getpass
 import json
 import os
 import platform
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from learner.errors import LearnerError, near
+from learner.runs.appended import replace_together
 from learner.runs.lock import is_locked
 from learner.util.disk import NO_FOLLOW, NO_WAIT
 from learner.util.text import printable
@@ -42,16 +41,11 @@ def ask(directory: str | os.PathLike[str], what: str) -> Path:
         raise LearnerError(f"a run cannot be asked for {what!r}: {near(what, WHAT)}", code="run-request-unknown")
     if is_locked(folder) is False:
         raise LearnerError(f"no run is training in {folder}", code="run-not-running")
-    path, partial = folder / f"{what}.ask", None
+    path = folder / f"{what}.ask"
+    content = json.dumps({"who": _me(), "time": round(time.time(), 3)}, ensure_ascii=False)
     try:
-        descriptor, partial = tempfile.mkstemp(".partial", f"{what}.ask.", folder)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps({"who": _me(), "time": round(time.time(), 3)}, ensure_ascii=False) + "\n")
-        os.replace(partial, path)
+        replace_together(path, content.encode() + b"\n")
     except OSError as error:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
         raise LearnerError(
             f"{path} cannot be written: {error.strerror}", code="run-request-unwritable", path=path
         ) from error

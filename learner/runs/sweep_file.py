@@ -1,13 +1,12 @@
 """The file of a sweep's directory: the config that its members share, and the values in which they differ."""
 
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from learner.errors import LearnerError
-from learner.runs.appended import replace
+from learner.runs.appended import replace_together
 from learner.runs.flat_config import text_of
 from learner.runs.layout import MARK
 from learner.util.disk import read_bytes
@@ -42,11 +41,8 @@ def write_sweep(directory: Path, config: Mapping[str, Any], members: Sequence[Ma
     content = {"config": encode(config), "members": encode(members)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Another task of a job array may write the same file meanwhile; no task may move a half-written file of
-        # another.
-        own = directory / f"{NAME}.{uuid.uuid4().hex}"
-        replace(str(own), (json.dumps(content, indent=1) + "\n").encode())
-        own.replace(directory / NAME)
+        # Another task of a job array may write the same file meanwhile.
+        replace_together(directory / NAME, (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:
         raise LearnerError(
             f"the sweep cannot be written to {directory}: {error.strerror}",
