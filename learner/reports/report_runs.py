@@ -118,7 +118,5 @@ def _cell(value: Any, text: str) -> str:
 def _first_shown(runs: Sequence[RunReader]) -> set[int]:
     """Return the indices of the best runs by the first run's monitor, as many as can be distinguished."""
     key = monitor_of(runs[0])
-    points = [run.best(key) if key in run.history else None for run in runs] if key else [None] * len(runs)
-    sign = -1.0 if key and runs[0].metrics[key].higher_is_better else 1.0
-    ranks = [sign * float(point.value) if point else float("inf") for point in points]
-    return set(sorted(range(len(runs)), key=ranks.__getitem__)[:MOST_SHOWN])
+    order = sorted(range(len(runs)), key=lambda index: runs[index].rank(key) if key else 0)
+    return set(order[:MOST_SHOWN])

@@ -341,6 +341,13 @@ class RunReader:
         direction = self.metrics[key].higher_is_better if key in self.metrics else None
         return None if direction is None else self.history.best(key, direction)
 
+    def rank(self, key: str) -> float:
+        """Return the number by which runs are sorted: the best one by a metric first, those without a value last."""
+        best = self.best(key)
+        if best is None:
+            return math.inf
+        return -best.value if self.metrics[key].higher_is_better else float(best.value)
+
     def points(self, key: str) -> list[Point]:
         """Return the values of a metric with their positions.
 

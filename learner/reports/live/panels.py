@@ -1,7 +1,6 @@
 """Texts beside the plots, without control characters."""
 
 import datetime
-import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -94,15 +93,7 @@ def table_of_runs(runs: Sequence[LiveRun], chosen: int, width: int, height: int)
 
 def ranked(runs: Sequence[LiveRun]) -> list[int]:
     """Return the indices of the runs, ordered from best to worst by the first run's monitor."""
-    monitor = runs[0].monitor
-
-    def rank(number: int) -> float:
-        best = runs[number].run.best(monitor)
-        value = math.nan if best is None or isinstance(best.value, str) else best.value
-        higher = runs[number].info(monitor).higher_is_better
-        return math.inf if math.isnan(value) else -value if higher else value
-
-    return sorted(range(len(runs)), key=rank)
+    return sorted(range(len(runs)), key=lambda number: runs[number].run.rank(runs[0].monitor))
 
 
 def _fitting(rows: Sequence[Sequence[str]], width: int, given_up: Sequence[str]) -> list[str]:
