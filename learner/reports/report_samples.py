@@ -38,7 +38,8 @@ def samples(runs: Sequence[RunReader]) -> list[str]:
                 content = sample.read()
                 if content is not None and len(content) <= left:
                     left -= len(content)
-                    figures.append(_figure(sample, content))
+                    caption = f"<figcaption>step {sample.step:,}, epoch {sample.epoch}</figcaption>"
+                    figures.append(f"<figure>{_body(sample, content)}{caption}</figure>")
             title = printable(f"{run.name} {name}" if len(runs) > 1 else name)
             parts += [heading(title, 3), f'<div class="samples">{"".join(figures)}</div>']
         if len(by_name) > MOST_NAMES:
@@ -50,11 +51,6 @@ def _some(found: Sequence[SampleFile]) -> list[SampleFile]:
     """Return at most `MOST_STEPS` samples, with the first and the last."""
     places = np.linspace(0, len(found) - 1, min(len(found), MOST_STEPS)).round().astype(int)
     return [found[place] for place in places]
-
-
-def _figure(sample: SampleFile, content: bytes) -> str:
-    caption = f"<figcaption>step {sample.step:,}, epoch {sample.epoch}</figcaption>"
-    return f"<figure>{_body(sample, content)}{caption}</figure>"
 
 
 def _body(sample: SampleFile, content: bytes) -> str:

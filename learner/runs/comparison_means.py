@@ -190,12 +190,9 @@ def _row(group: Sequence[Row], settings: Iterable[str], over: Iterable[str], met
         for which in WHICH:
             values = [each[f"{key} {which}"] for each in group]
             spread = Spread.of({}, [float(value) for value in values if is_number(value)])
-            row |= {f"{key} {which} {name}": _finite(getattr(spread, name)) for name in STATISTICS}
+            numbers = {name: getattr(spread, name) for name in STATISTICS}
+            row |= {f"{key} {which} {name}": x if math.isfinite(x) else None for name, x in numbers.items()}
     return row
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> str:

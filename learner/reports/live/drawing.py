@@ -64,7 +64,8 @@ def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> 
       metric: a name or a key.
       columns: the width of the plot.
     """
-    chosen = [(run, key) for run in _visible_runs(runs, view) for key in keys_of(run, metric)]
+    visible = runs[view.run % len(runs) :][:1] if view.alone and runs else runs
+    chosen = [(run, key) for run in visible for key in keys_of(run, metric)]
     series = [(run, key, *_values(run, key, view)) for run, key in chosen]
     places = [x for _, _, x, _ in series if len(x)]
     low, high = min((float(x[0]) for x in places), default=0.0), max((float(x[-1]) for x in places), default=0.0)
@@ -90,10 +91,6 @@ def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> 
     unit = " ".join(f"({unit})" for unit in units if unit)
     note = _note(curves, series, view) or ("what is not above 0 is left out" if lost else "")
     return Drawing(printable(f"{metric} {unit}".strip()), LABELS[view.x], curves, window if curves else None, note)
-
-
-def _visible_runs(runs: Sequence[LiveRun], view: PlotView) -> Sequence[LiveRun]:
-    return runs[view.run % len(runs) :][:1] if view.alone and runs else runs
 
 
 def _values(run: LiveRun, key: str, view: PlotView, since: float = 0) -> tuple[Floats, Floats]:
