@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from learner.config.limits import BITS, DEEPEST, LARGEST, SUFFIXES
+from learner.config.safe_yaml import UnsafeYamlError, parse_yaml, read_bounded
 from learner.errors import LearnerError, first_of, near
 
 MOST_INCLUDED = 100  # files
@@ -38,8 +41,6 @@ def _content(path: Path, what: str, included: list[Path] | None, inside: tuple[P
     """Return the content of a file. `included`: the files included so far, or None if includes are not allowed;
     `inside`: the files that lead to this one.
     """
-    from learner.config.safe_yaml import read_bounded
-
     named = f"the {what} {os.fspath(path)}"
     try:
         content = read_bounded(path)
@@ -87,17 +88,8 @@ def yaml_text(content: Any) -> str:
     widths: [64, 10]
     name: '1e-3'
     """
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        """A dumper that writes repeated objects in full instead of as aliases."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    Dumper.add_representer(str, _scalar)
     text: str = yaml.dump(
-        content, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True
+        content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True
     )
     return text
 
@@ -120,16 +112,22 @@ def is_deep(value: Any, deepest: int = DEEPEST) -> bool:
 
 
 def _scalar(dumper: Any, text: str) -> Any:
-    import yaml
-
-    from learner.config.safe_yaml import parse_yaml
-
     node = dumper.represent_scalar("tag:yaml.org,2002:str", text)
     try:
         same = "\n" in text or parse_yaml(text) == text
     except yaml.YAMLError:  # such as ": "; PyYAML quotes it by itself
         same = True
     return node if same else dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that writes repeated objects in full instead of as aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(str, _scalar)
 
 
 def _indented(value: Any, indent: str) -> str:
@@ -183,10 +181,6 @@ def _yaml_problem(error: Any) -> str:
 
 
 def _yaml(text: str, named: str, include: Callable[[str], Any] | None) -> Any:
-    import yaml
-
-    from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
-
     try:
         return parse_yaml(text, include)
     except UnsafeYamlError as error:
