@@ -1,6 +1,7 @@
 """The differences between two runs, and the step at which their values diverge."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,10 +116,8 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
             key=metric,
         )
     first, second = (np.array([each[step] for step in common], np.float64) for each in series)
-    same = (first == second) | (np.isnan(first) & np.isnan(second))
-    with np.errstate(invalid="ignore"):
-        same |= np.abs(first - second) <= tolerance * np.maximum(np.abs(first), np.abs(second))
-    parted = np.flatnonzero(~same)
+    is_close = functools.partial(np.isclose, rtol=tolerance, atol=0, equal_nan=True)
+    parted = np.flatnonzero(~(is_close(first, second) | is_close(second, first)))  # relative to the larger value
     parting = None
     if len(parted):
         place = int(parted[0])
