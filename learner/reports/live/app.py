@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -97,7 +98,8 @@ class WatchApp(App[int]):
         self._state: object = None
         self._reading: Timer | None = None
         self._shown: list[str] = []
-        self._plots = [PlotPanel(self._source(number), lambda: view.log, self.colours) for number in range(MOST_PLOTS)]
+        sources = [functools.partial(self._drawing, number) for number in range(MOST_PLOTS)]
+        self._plots = [PlotPanel(source, lambda: view.log, self.colours) for source in sources]
 
     # -- the screen ----------------------------------------------------------------------------------------------------
 
@@ -118,13 +120,10 @@ class WatchApp(App[int]):
                 yield TextPanel(self._of_run(lambda run, width, _: panels.system(run, width)), "system", "system")
         yield FittingFooter(show_command_palette=False, compact=True)
 
-    def _source(self, number: int) -> Callable[[int], Drawing | None]:
-        def source(columns: int) -> Drawing | None:
-            if number >= len(self._shown):
-                return None
-            return draw(self._watched.runs, self._view, self._shown[number], columns)
-
-        return source
+    def _drawing(self, number: int, columns: int) -> Drawing | None:
+        if number >= len(self._shown):
+            return None
+        return draw(self._watched.runs, self._view, self._shown[number], columns)
 
     def _of_run(self, source: Callable[[LiveRun, int, int], list[str]]) -> Callable[[int, int], list[str]]:
         return lambda width, height: source(self._run, width, height) if self._watched.runs else []

@@ -98,8 +98,9 @@ class LiveRun:
           OSError: another file cannot be read.
         """
         self._now = now
-        if self.run.refresh(now):
-            self._begin_anew()
+        if self.run.refresh(now):  # restarted, perhaps from an earlier step
+            for known in (self._series, self._ends, self._paces):
+                known.clear()
         _ = self.run.config  # kept by the run: a warning about it belongs here, not to the drawing code
         self._gone = not os.path.isfile(self.directory / "journal.jsonl")
         self._epochs = epochs_in(self.directory / "train")
@@ -111,12 +112,6 @@ class LiveRun:
         self.pending = pending(self.directory)
         if self.status.word != "running":
             self._paces.clear()
-
-    def _begin_anew(self) -> None:
-        """Discard the values read so far, because the run was restarted, perhaps from an earlier step."""
-        self._series.clear()
-        self._ends.clear()
-        self._paces.clear()
 
     def read(self, keys: Sequence[str], limit: int) -> bool:
         """Read values of steps of training metrics, at most `limit` bytes of each.
