@@ -4,7 +4,6 @@ import collections
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,20 +20,6 @@ LOG_LINES = 1000
 END = 512  # bytes in which the last line of a file is searched
 RATE_OVER = 20.0  # seconds
 TRAIN = "train/"
-
-
-class MetricRow(NamedTuple):
-    """A metric in the table: its values at the newest step, over the newest complete split, and at its best.
-
-    `epoch` is the epoch of the best value. Missing values are `None`.
-    """
-
-    key: str
-    unit: str
-    now: float | None
-    last: float | str | None
-    best: float | str | None
-    epoch: int | None
 
 
 class LiveRun:
@@ -176,12 +161,6 @@ class LiveRun:
             return np.zeros(0), np.zeros(0)
         series = self._series[key].series(since)
         return series.step.astype(np.float64), series.mean
-
-    def row(self, key: str) -> MetricRow:
-        """Return the row of a metric in the table."""
-        last, best = self.run.history.last(key), self.run.best(key)
-        entry = MetricRow(key, self.info(key).unit, self.newest(key), last and last.value, None, None)
-        return entry._replace(best=best.value, epoch=best.epoch) if best else entry
 
     def newest(self, key: str) -> float | None:
         """Return the value of a training metric at the newest step, or the newest value of another metric."""

@@ -62,12 +62,11 @@ def table(run: LiveRun, width: int) -> list[str]:
     """Return the table of metrics: the current value, the last split, the best value and its epoch."""
     rows = [["metric", "now", "last", "best", "epoch"]]
     for key in ordered(run.keys, run.monitor):
-        row = run.row(key)
-        values = ["" if value is None else _cell(value) for value in (row.now, row.last, row.best)]
-        if run.run.is_text(key):
-            values = ["", "a text", ""]
-        name = abbreviate(printable(key + (f" ({row.unit})" if row.unit else "")), WIDEST)
-        rows.append([name, *values, "" if row.epoch is None else str(row.epoch)])
+        last, best, unit = run.run.history.last(key), run.run.best(key), run.info(key).unit
+        values = (run.newest(key), last and last.value, best and best.value)
+        texts = ["", "a text", ""] if run.run.is_text(key) else ["" if x is None else _cell(x) for x in values]
+        name = abbreviate(printable(key + (f" ({unit})" if unit else "")), WIDEST)
+        rows.append([name, *texts, str(best.epoch) if best else ""])
     return _fitting(rows, width, ("last", "epoch", "now"))
 
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from learner.reports.live.live_run import LiveRun, MetricRow
+from learner.reports.live.live_run import LiveRun
 from tests.support.written import write_run, write_steps
 
 
@@ -28,11 +28,6 @@ def test_values_of_a_run(runs):
     run = live(runs / "a")
     assert (run.status.word, run.epoch, run.step) == ("running", 3, 6)
     assert run.keys == ["train/Loss", "valid/Loss", "train/Accuracy", "valid/Confusion"]
-    assert run.row("train/Loss") == MetricRow("train/Loss", "", 0.5 / 3, 0.4, 0.4, 3)
-    assert run.row("valid/Loss") == MetricRow("valid/Loss", "", 0.7, 0.7, 0.6, 2)
-    assert run.row("train/Accuracy") == MetricRow(
-        "train/Accuracy", "", None, 0.8, None, None
-    )  # its direction is unknown
     assert [column.tolist() for column in run.run.split_values("valid/Loss")] == [[2, 4, 6], [0.8, 0.6, 0.7]]
     step, value = run.each_step("train/Loss")
     assert (step.tolist(), value.tolist()) == ([1, 2, 3, 4, 5, 6], [1, 0.5, 0.5, 0.25, 1 / 3, 0.5 / 3])
