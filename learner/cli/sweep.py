@@ -17,6 +17,7 @@ from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
 from learner.errors import NonFiniteError, OutOfMemoryError
 from learner.events import Listener
+from learner.runs.layout import read_summary
 from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
 from learner.util.stages import end_stages, note
@@ -111,7 +112,7 @@ class _Progress:
     def show(self, group: SweepGroup, time_or_kept: str, failure: str = "") -> None:
         """Print the lines of the members of a group that has ended."""
         for member in group.members:
-            outcome = Outcome.read(self._plan.directory, member)
+            outcome = Outcome(member, read_summary(self._plan.directory / member.name))
             if failure and not (group.traced and outcome.stopped_by):  # members of a population end individually
                 outcome = dataclasses.replace(outcome, summary=None, failure=failure)
             self.outcomes.append(outcome)

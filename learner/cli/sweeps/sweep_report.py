@@ -36,11 +36,6 @@ class Outcome:
     summary: Mapping[str, Any] | None
     failure: str = ""
 
-    @classmethod
-    def read(cls, directory: Path, member: SweepMember) -> "Outcome":
-        """Return the outcome from the run's directory below the sweep's."""
-        return cls(member, read_summary(directory / member.name))
-
     @property
     def stopped_by(self) -> str:
         """The reason why the run stopped; empty if it has no summary."""
