@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.builder import LearnerBuilder
 from learner.cli.configs.builder_options import methods
 from learner.cli.configs.config import RunConfig
 from learner.cli.configs.overrides import apply_overrides, read_yaml
-from learner.cli.configs.schema import PARTS, builder_class
+from learner.cli.configs.schema import PARTS
 from learner.cli.parsing import Parser
 from learner.data.dataset import Dataset
 from learner.data.dataset_report import DatasetReport
@@ -55,7 +56,7 @@ def data(words: Sequence[str]) -> int:
 
 def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the data of a config by split. For the rest of the config, only the names of the keys are read."""
-    others = {*PARTS, *methods(builder_class())} - {"train", "valid", "seed"}
+    others = {*PARTS, *methods(LearnerBuilder)} - {"train", "valid", "seed"}
     config = RunConfig({key: value for key, value in content.items() if key not in others}, needed=())
     config.check()
     if not {"train", "valid"} & content.keys():

@@ -5,11 +5,12 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from learner.builder import LearnerBuilder
 from learner.cli.configs.builder_options import methods
 from learner.cli.configs.config_arguments import parameters_of
 from learner.cli.configs.importing import import_path
 from learner.cli.configs.recipes import named
-from learner.cli.configs.schema import CONTEXT, builder_class, names_for
+from learner.cli.configs.schema import CONTEXT, names_for
 from learner.cli.configs.signatures import random_parameters, signature_parser
 from learner.cli.usage import TOPICS, Paragraph, entries_of, fill
 from learner.errors import LearnerError, near
@@ -25,7 +26,7 @@ def topic_paragraphs(topic: str) -> list[Paragraph]:
     key, _ = TOPICS[topic]
     if key:
         return _choices(key)
-    options = {name: _first_line(method) + _defaults(method) for name, method in methods(builder_class()).items()}
+    options = {name: _first_line(method) + _defaults(method) for name, method in methods(LearnerBuilder).items()}
     named = {name: text for name, text in options.items() if name not in CONTEXT and name not in IN_PYTHON}
     heading = Paragraph("keys that are methods of LearnerBuilder:")
     return [Paragraph("keys:"), *entries_of(CONTEXT), Paragraph(""), heading, *entries_of(named)]
@@ -44,7 +45,7 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
       LearnerError: there is no such key or class.
     """
     place, names = f"--{key}.help", names_for(key)
-    known = list(dict.fromkeys([*CONTEXT, *methods(builder_class())]))
+    known = list(dict.fromkeys([*CONTEXT, *methods(LearnerBuilder)]))
     if key.partition(".")[0] not in known:
         hint = near(key, known, "learner fit --help=keys lists all keys")
         raise LearnerError(f"there is no option {key!r}: {hint}", code="config-key-unknown", key=key)

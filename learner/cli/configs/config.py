@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.builder import LearnerBuilder
 from learner.cli.configs.builder_options import Option, methods, option
 from learner.cli.configs.cores import PLACES, devices_for
 from learner.cli.configs.importing import import_path
@@ -26,7 +27,6 @@ from learner.cli.configs.schema import (
     PARTS,
     PROCESS,
     SWEEP,
-    builder_class,
     names_for,
 )
 from learner.cli.configs.sources import DataSource, source, sources
@@ -56,7 +56,7 @@ class RunConfig:
 
     Args:
       content: the content of the file, with the overrides of the command line.
-      builder: the class that has the options; default: `learner.LearnerBuilder`.
+      builder: the class that has the options.
       beside: the options of a command that are not keys, for hints about misspelled options.
       needed: the required keys.
     """
@@ -64,11 +64,11 @@ class RunConfig:
     def __init__(
         self,
         content: Mapping[str, Any],
-        builder: type | None = None,
+        builder: type = LearnerBuilder,
         beside: Sequence[str] = (),
         needed: Sequence[str] = NEEDED,
     ) -> None:
-        self._builder = builder or builder_class()
+        self._builder = builder
         content = {key: value for key, value in content.items() if key != SWEEP}
         self._content = {**content, **_defaults(content)}
         self._problems = Problems(order=self._content, with_fields=False)

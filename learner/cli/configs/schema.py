@@ -3,9 +3,7 @@
 They are the arguments of `LearnerBuilder`, `build` and `fit`, and every method of the builder.
 """
 
-from typing import Any
-
-from learner.cli.configs.importing import exports, import_path
+from learner.cli.configs.importing import exports
 from learner.runs.journal import OBSERVER_KEYS
 
 _FUNCTIONS = ("train_step", "valid_step", "predict_step", "update", "trainable")
@@ -120,8 +118,3 @@ def names_for(key: str) -> dict[str, str]:
     """
     named = {name: path for module, base in NAMED.get(key, []) for name, path in exports(module, base).items()}
     return named | PARTS_OF.get(key, {})
-
-
-def builder_class() -> Any:
-    """Return `LearnerBuilder`, whose methods are keys. It is imported by name, like everything that a config names."""
-    return import_path("learner.builder.LearnerBuilder", "the builder")
