@@ -35,6 +35,8 @@ class LiveRun:
 
     Attributes:
       run: the run.
+      directory: the directory of the run.
+      name: the display name.
       log: the newest lines of its log, without their ends.
       pending: requests that the run has not consumed yet.
       keys: the metrics, including those without a value so far.
@@ -42,7 +44,8 @@ class LiveRun:
     """
 
     def __init__(self, directory: Path, name: str, now: float):
-        self.run = RunReader(directory, name, now)
+        self.run = RunReader(directory, now=now)
+        self.directory, self.name = directory, name
         self.log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
         self.pending: list[str] = []
         self.keys: list[str] = []
@@ -54,16 +57,6 @@ class LiveRun:
         self._paces: collections.deque[tuple[float, int]] = collections.deque()
         self._gone = False
         self._now = now
-
-    @property
-    def directory(self) -> Path:
-        """The directory of the run."""
-        return self.run.directory
-
-    @property
-    def name(self) -> str:
-        """The display name of the run."""
-        return self.run.name
 
     @property
     def monitor(self) -> str:

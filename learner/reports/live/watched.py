@@ -70,7 +70,7 @@ class RunWatcher:
         for directory, name in zip(directories, names_of(directories), strict=True):
             with self._noting_errors():
                 runs.append(known.get(directory.resolve()) or LiveRun(directory, name, now))
-                runs[-1].run.name = name
+                runs[-1].name = name
         runs += [run for run in self.runs if run not in runs]
         self.runs = runs
 
