@@ -82,17 +82,14 @@ class _Resolver:
         if not isinstance(value, str) or "${" not in value:
             return value
         try:
-            return self._referred(value, inside)
+            if (match := REFERENCE.fullmatch(value)) is not None:
+                return self._target(match[1], inside)
+            return REFERENCE.sub(lambda match: self._text(match[1], inside), value)
         except LearnerError as error:
             if inside:
                 raise
             self.problems.append(Problem(error, code=error.code, **error.fields))
             return None
-
-    def _referred(self, value: str, inside: tuple[str, ...]) -> Any:
-        if (match := REFERENCE.fullmatch(value)) is not None:
-            return self._target(match[1], inside)
-        return REFERENCE.sub(lambda match: self._text(match[1], inside), value)
 
     def _text(self, name: str, inside: tuple[str, ...]) -> str:
         value = self._target(name, inside)

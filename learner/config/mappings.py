@@ -68,8 +68,8 @@ def _content(path: Path, what: str, included: list[Path] | None, inside: tuple[P
     return _yaml(text, named, None if included is None else include)
 
 
-def json_text(content: Mapping[str, Any]) -> str:
-    """Return the content as JSON with one key per line; lists of numbers stay on one line.
+def json_text(value: Any, indent: str = "") -> str:
+    """Return a value as JSON with one key per line; lists of numbers stay on one line. `indent`: before each line.
 
     >>> print(json_text({"widths": [64, 10], "rate": 1e-3, "name": None}))
     {
@@ -78,7 +78,15 @@ def json_text(content: Mapping[str, Any]) -> str:
       "name": null
     }
     """
-    return _indented(content, "")
+    inner = indent + "  "
+    if isinstance(value, Mapping) and value:
+        keys = [name if isinstance(name, str) else json.dumps(name) for name in value]
+        items = zip(keys, value.values(), strict=True)
+        lines = [f"{inner}{json.dumps(key, ensure_ascii=False)}: {json_text(item, inner)}" for key, item in items]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, dict | list) and item for item in value):
+        return "[\n" + ",\n".join(inner + json_text(item, inner) for item in value) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def yaml_text(content: Any) -> str:
@@ -128,18 +136,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _scalar)
-
-
-def _indented(value: Any, indent: str) -> str:
-    inner = indent + "  "
-    if isinstance(value, Mapping) and value:
-        keys = [name if isinstance(name, str) else json.dumps(name) for name in value]
-        items = zip(keys, value.values(), strict=True)
-        lines = [f"{inner}{json.dumps(key, ensure_ascii=False)}: {_indented(item, inner)}" for key, item in items]
-        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(item, dict | list) and item for item in value):
-        return "[\n" + ",\n".join(inner + _indented(item, inner) for item in value) + f"\n{indent}]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _json(text: str, named: str) -> Any:
