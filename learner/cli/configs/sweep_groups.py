@@ -119,15 +119,12 @@ def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> lis
         grouped.setdefault(json.dumps(encode(_others(member, traced))), []).append(member)
     if len(grouped) == 1:
         return [SweepGroup("", members, traced)]
-    names = [
-        directory_name(f"population-{number}", _others(group[0], traced))
-        for number, group in enumerate(grouped.values())
-    ]
     groups = []
-    for name, group in zip(names, grouped.values(), strict=True):
+    for number, group in enumerate(grouped.values()):
         if together == "auto" and len(group) == 1:
             groups += singles(group)
         else:
+            name = directory_name(f"population-{number}", _others(group[0], traced))
             group = [dataclasses.replace(each, name=f"{name}/{each.name}") for each in group]
             groups.append(SweepGroup(name, group, traced))
     return groups
