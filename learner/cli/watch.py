@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError, one_error
+from learner.reports.live.view import PlotView
+from learner.reports.live.watched import RunWatcher
 from learner.reports.pictures import AXES
 from learner.util.distribution import install_hint
 from learner.util.optional import refuse_missing
@@ -39,9 +41,6 @@ def watch(words: Sequence[str]) -> int:
         raise LearnerError(
             f"--refresh is {line.refresh:g}; it needs {FASTEST:g} to {SLOWEST:g} seconds", code="cli-refresh-value"
         )
-    from learner.reports.live.view import PlotView
-    from learner.reports.live.watched import RunWatcher
-
     view = PlotView(line.metric, x=line.x, log=line.log, smooth=line.smooth)
     watched = RunWatcher(line.directories)
     watched.refresh()

@@ -96,15 +96,12 @@ def groups(runs: Sequence[RunReader], settings: Sequence[str]) -> dict[str, list
     if SEED in by:
         others = [key for key in by if key != SEED]
         labels = [", ".join(f"{key} {by[key][index]}" for key in others) for index in range(len(runs))]
-        places = {run.directory.parent for run in runs if _is_member(run)}
-        known = [run.has_config or (_is_member(run) and len(places) == 1) for run in runs]
+        members = {run.directory for run in runs if member_index(run.directory) is not None}
+        of_one_population = len({directory.parent for directory in members}) == 1
+        known = [run.has_config or (of_one_population and run.directory in members) for run in runs]
         named = [label if is_known else run.name for run, label, is_known in zip(runs, labels, known, strict=True)]
         by = {SEEDS: [label or "all" for label in named], **by}
     return {name: labels for name, labels in by.items() if 1 < len(set(labels)) < len(runs) or name == SEEDS}
-
-
-def _is_member(run: RunReader) -> bool:
-    return member_index(run.directory) is not None
 
 
 def dimension(name: str, values: Sequence[Any]) -> dict[str, Any]:
