@@ -74,14 +74,11 @@ def _show(directory: str, process: subprocess.Popen[bytes]) -> int:
 @contextlib.contextmanager
 def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Forward SIGTERM and SIGHUP to the run, which then saves and ends. In its own session it gets neither."""
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, lambda number, frame: process.send_signal(signal.SIGTERM))
-    try:
+    with contextlib.ExitStack() as restored:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before = signal.signal(number, lambda number, frame: process.send_signal(signal.SIGTERM))
+            restored.callback(signal.signal, number, before)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _follow(process: subprocess.Popen[bytes], output: IO[bytes]) -> int:

@@ -220,14 +220,11 @@ def _noting_failures(failed: list[OSError]) -> Iterator[None]:
 
         return call
 
-    names = ("write", "flush")
-    for name in names:
-        setattr(stream, name, noting(getattr(stream, name)))
-    try:
+    with contextlib.ExitStack() as restored:
+        for name in ("write", "flush"):
+            setattr(stream, name, noting(getattr(stream, name)))
+            restored.callback(delattr, stream, name)
         yield
-    finally:
-        for name in names:
-            delattr(stream, name)
 
 
 @contextlib.contextmanager
