@@ -64,15 +64,12 @@ def record_evaluation(
     line = json.dumps(encode({"event": EVALUATION, **fields}), allow_nan=False).encode() + b"\n"
     path = directory / NAME
     refuse_special(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666)
-    try:
-        size = os.lseek(descriptor, 0, os.SEEK_END)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666), "r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
         # A killed process may have left a torn line. One write, because other processes may append as well.
-        torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, b"\n" + line if torn else line)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        torn = size and os.pread(file.fileno(), 1, size - 1) != b"\n"
+        file.write(b"\n" + line if torn else line)
+        os.fsync(file.fileno())
     _add_to_summary(directory)
 
 
