@@ -20,12 +20,14 @@ from learner.cli.configs.config_arguments import config_kinds, import_config_cla
 from learner.cli.configs.importing import import_path
 from learner.cli.configs.kind_checks import OURS, check_target, package_of
 from learner.cli.configs.object_kinds import GROUP, PREDICATE, argument_kinds, kind_of, refuse_other
+from learner.cli.configs.overrides import value_of
 from learner.cli.configs.problems import Problems, read_each, read_list
 from learner.cli.configs.schema import OBJECTS, names_for
 from learner.cli.configs.signatures import Arguments, check, random_parameters
 from learner.config.base import is_config
 from learner.errors import LearnerError, near
 from learner.loggers.secrets import is_literal, resolve
+from learner.util.number_checks import is_number
 
 
 class Seeds:
@@ -259,7 +261,7 @@ def named(path: str, key: str, names: Mapping[str, str] | None = None, kind: str
     if is_path or not names:
         return import_path(path, key)
     if path not in names:
-        if kind == "lr" and _is_number(path):
+        if kind == "lr" and is_number(value_of(path)):
             raise LearnerError(
                 f"{key} is the text {path!r}; write a number without quotes", code="config-number-quoted", key=key
             )
@@ -271,14 +273,6 @@ def named(path: str, key: str, names: Mapping[str, str] | None = None, kind: str
             path=path,
         )
     return import_path(names[path], key)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _hint(path: str, names: Mapping[str, str]) -> str:
