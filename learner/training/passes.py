@@ -15,8 +15,7 @@ from learner.errors import LearnerError, ProcessError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
 from learner.strategies.own_context import own_context
-from learner.training.checks.agreement import data_description, program_hashes
-from learner.training.checks.fingerprints import metric_settings
+from learner.training.checks.agreement import data_description, metrics_description
 from learner.training.checks.row_relations import warnings_of_batches
 from learner.training.checks.step_checks import check_predict, trace_valid
 from learner.training.checks.validation_state import warnings_of_valid
@@ -69,8 +68,7 @@ def evaluate(
         # Before any program runs, as the devices of all processes take part in each. And each process keeps its rows of
         # data that all read in full: with other data in each, the values would be those of an arbitrary mixture.
         data = {name: data_description(inputs, name, x.fingerprint()) for name, x in inputs.valid.items()}
-        settings = {"metric settings": metric_settings(options)}
-        processes.agree("what they evaluate", {**data, **settings, **program_hashes(programs)})
+        processes.agree("what they evaluate", {**data, **metrics_description(options, programs)})
     for text in dict.fromkeys(texts):
         if text not in warned:
             warn(text)  # which may raise

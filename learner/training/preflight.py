@@ -19,7 +19,7 @@ from learner.steps.optimizer import check_replicas, ignores_rate, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.training.checks.agreement import description, digest, program_hashes, refuse_together
+from learner.training.checks.agreement import description, digest, metrics_description, refuse_together
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.checks.population_checks import (
     data_order_problems,
@@ -153,8 +153,8 @@ def _plan(
         # Each process makes its own copy of replicated arrays, and no later message reveals their values.
         given = digest((step.adapter.params, step.adapter.model_state))
         first_values = None if resumes else definition.init_fingerprint() if given is None else given
-        with_metrics = program_hashes(inputs.programs)  # first, as the fingerprint drops the traced steps
-        described = description(options, step, strategy, inputs, rates, first_values, with_metrics, fingerprint())
+        metrics = metrics_description(options, inputs.programs)  # first, as the fingerprint drops the traced steps
+        described = description(options, step, strategy, inputs, rates, first_values, metrics, fingerprint())
         # Before anything is compiled: devices that run different programs wait forever, or end their process from C++.
         processes.agree("what they train", described)
         # The first rows differ between processes; checkpoints hold those of the first process.

@@ -12,6 +12,7 @@ from learner.distributed.departure import leave_at_exit
 from learner.distributed.peer_monitor import peers_monitored
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, ProcessError
+from learner.metrics.base import CollectingMetric
 from learner.steps.program_fingerprint import jaxpr_fingerprint
 from learner.steps.step import StepFunctions
 from learner.strategies.base import Strategy
@@ -50,12 +51,12 @@ def description(
     inputs: Inputs,
     rates: Mapping[str, Any],
     first_values: int | str | None,
-    programs: Mapping[str, Any],
+    metrics: Mapping[str, Any],
     fingerprint: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the description of a run that all processes must agree on, as JSON. `rates`: the learning rate and its
     schedules, by name; `first_values`: a hash of the model's initial values, or of the function that makes them, None
-    for a resumed run; `programs`: see `program_hashes`; `fingerprint`: see `learner.training.checks.fingerprints`.
+    for a resumed run; `metrics`: see `metrics_description`; `fingerprint`: see `learner.training.checks.fingerprints`.
     """
     splits = {split: data_description(inputs, split, fingerprint["data"][split]) for split in inputs.first_batches}
     return {
@@ -67,7 +68,6 @@ def description(
         "checkpoints": repr(options.checkpoints),
         "start": repr(options.start),
         "metrics": {split: [metric.name for metric in options.metrics_of(split)] for split in inputs.first_batches},
-        "metric settings": metric_settings(options),
         "data": splits,
         "model": {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(step.adapter.params).items()},
         "hash of the first values": first_values,
@@ -79,16 +79,20 @@ def description(
         "hooks": [len(options.on_epoch_end), [every for every, _ in options.every]],
         "programs": fingerprint["programs"],
         # Last: a step that computes something else differs in its own hash, too.
-        **programs,
+        **metrics,
     }
 
 
-def program_hashes(programs: Mapping[str, Any]) -> dict[str, str]:
-    """Return a hash of the traced step of each split with its metrics, by name. `programs`: see `Inputs`."""
-    return {
+def metrics_description(options: Options, programs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of the metrics that all processes must agree on, as JSON: a hash of the traced step of
+    each split with its metrics, and the settings of metrics that a process computes from the rows of all. Metrics of
+    the host do not count, as they may name the machine. `programs`: see `Inputs`.
+    """
+    hashes = {
         f"hash of the {split} step with its metrics": jaxpr_fingerprint(program, unused=True)
         for split, program in programs.items()
     }
+    return {"metric settings": metric_settings(options, CollectingMetric), **hashes}
 
 
 def data_description(inputs: Inputs, split: str, facts: Mapping[str, Any]) -> dict[str, Any]:

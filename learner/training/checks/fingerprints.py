@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.metrics.base import CollectingMetric, Metric
+from learner.metrics.base import CollectingMetric, Metric, MetricBase
 from learner.optimizers.base import OptimizerFactory
 from learner.optimizers.description import describe_optimizer, optimizer_change
 from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules, schedules_in
@@ -107,11 +107,13 @@ def metrics_in_flight(options: Options) -> list[str]:
     return [metric.name for metric in options.metrics_of("train") if isinstance(metric, Metric | CollectingMetric)]
 
 
-def metric_settings(options: Options) -> dict[str, dict[str, str]]:
-    """Return the numeric and text attributes of all metrics, as texts."""
+def metric_settings(options: Options, base: type[MetricBase] = MetricBase) -> dict[str, dict[str, str]]:
+    """Return the numeric and text attributes of all metrics of a class, as texts."""
     by_metric: dict[str, dict[str, str]] = {}
     for kind in ("train", "valid"):
         for metric in options.metrics_of(kind):
+            if not isinstance(metric, base):
+                continue
             settings = {name: repr(x) for name, x in vars(metric).items() if isinstance(x, bool | int | float | str)}
             by_metric[f"{kind}/{metric.name}"] = {name: text[:LONGEST] for name, text in sorted(settings.items())}
     return by_metric
