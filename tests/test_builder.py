@@ -498,6 +498,14 @@ def test_unknown_name_has_no_hint(tmp_path):
     assert not hasattr(LearnerBuilder(tmp_path), "__wrapped__")
 
 
+def test_building_in_a_traced_function_is_refused(tmp_path):
+    def make(w):
+        return quiet(tmp_path).build({"w": w}, optax.sgd, 0.1, train_step=line_step).init()
+
+    with raises_code("model-traced"):
+        jax.vmap(make)(jnp.ones((2, 3)))
+
+
 def test_missing_learning_rate_is_reported_with_other_problems(tmp_path):
     with raises_code("learning-rate-value", "build(model, optimizer, lr)"):
         quiet(tmp_path / "run").build(line(), optax.sgd, train_step=line_step)

@@ -77,6 +77,7 @@ class Checkpointer:
         path = directory if is_address(directory) else Path(directory).absolute()
         keep = Retention(options.keep_last, options.keep_best, None, higher_is_better)
         self._store, self._higher_is_better = CheckpointStore(path, keep), higher_is_better
+        self._damaged: set[int] = set()  # steps of checkpoints that `restore` has skipped
 
     @property
     def steps(self) -> list[int]:
@@ -95,8 +96,8 @@ class Checkpointer:
           info: further JSON data that a loop needs to resume: the epoch, the position in the data.
 
         Raises:
-          LearnerError: there already is a checkpoint of this step, or the state has nothing to save, or arrays of texts
-            or objects.
+          LearnerError: there already is a checkpoint of this or a later step, or the state has nothing to save, or
+            arrays of texts or objects.
           TypeError: `info` is not JSON-serializable.
         """
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
@@ -104,6 +105,16 @@ class Checkpointer:
                 f"the step of a checkpoint is {step!r}; it needs a whole number, 0 or more",
                 code="checkpoint-step-value",
                 step=step,
+            )
+        # Older than another, it would be the first that retention removes: with this save.
+        if newer := [number for number in self._store.steps if number > step and number not in self._damaged]:
+            raise LearnerError(
+                f"there is a checkpoint of step {newer[-1]} in {self._store.path(0).parent}, and step {step} comes "
+                f"before it: restore the newest one and continue from there, or call rewind({step}), which removes the "
+                "later ones",
+                code="checkpoint-step-behind",
+                step=int(step),
+                newest=newer[-1],
             )
         arrays, plain = _arrays_and_numbers(state)
         if not arrays:
@@ -121,7 +132,16 @@ class Checkpointer:
             "numbers": {name: repr(x) for name, x in plain.items()},  # JSON has no NaN
         }
         self._store.prepare()
+        for number in self._store.steps:
+            if number >= step and number in self._damaged:
+                self._store.remove(number)
         self._store.save(int(step), {"model": {"state": stored_leaves(arrays)}}, progress)
+
+    def rewind(self, step: int) -> None:
+        """Remove the checkpoints of later steps, to continue from this one, or with 0 to start over."""
+        for number in self._store.steps:
+            if number > step:
+                self._store.remove(number)
 
     def restore(self, like: PyTree, step: int | str = "latest") -> RestoredState:
         """Read a checkpoint.
@@ -129,7 +149,8 @@ class Checkpointer:
         Args:
           like: a tree with the same structure, shapes and dtypes. The new arrays are placed on the devices of its
             arrays; NumPy arrays are restored as new NumPy arrays.
-          step: its number, `"latest"` or `"best"`. With `"latest"`, damaged checkpoints are skipped with a warning.
+          step: its number, `"latest"` or `"best"`. With `"latest"`, damaged checkpoints are skipped with a warning; the
+            next save that comes before them removes them.
 
         Raises:
           DamagedError: the requested checkpoint is damaged.
@@ -144,6 +165,7 @@ class Checkpointer:
                     raise DamagedError(self._store.damaged[number], code="checkpoint-damaged", step=number)
                 return self._read(like, number)
             except DamagedError as error:
+                self._damaged.add(number)
                 warn(f"{error}; the checkpoint before it is used")
         raise LearnerError(f"there is no checkpoint in {self._store.path(0).parent}", code="checkpoint-missing")
 

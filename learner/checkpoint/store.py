@@ -237,9 +237,9 @@ class CheckpointStore:
         at_stop, at_end = ([s for s, facts in self._table.items() if facts[reason]] for reason in ("at_stop", "at_end"))
         retention = dataclasses.replace(self._retention, higher_is_better=self._higher_is_better)
         for step in sorted(table.keys() - retention.kept(table, at_stop, at_end)):
-            self._remove(step)
+            self.remove(step)
 
-    def _remove(self, step: int) -> None:
+    def remove(self, step: int) -> None:
         """Remove a checkpoint. Its name goes first, so that a half-removed one is never taken for a checkpoint."""
         facts = self._table.pop(step, None)  # it knows the epoch, from which the names of records are made
         self.damaged.pop(step, None)
@@ -487,7 +487,7 @@ class CheckpointStore:
     def remove_all(self) -> None:
         """Remove every checkpoint."""
         for step in self.steps:
-            self._remove(step)
+            self.remove(step)
 
     def set_aside(self, after: int, directory: Any) -> list[int]:
         """Move the checkpoints of later steps to another directory: the run resumes from an earlier one. Return their

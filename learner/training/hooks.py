@@ -58,7 +58,8 @@ class Updates:
 
     Attributes:
       model: the hook's model, with other values in its arrays. The optimizer's state is kept.
-      lr_scale: the factor of the learning rate from here on, 0 or more; at the start of a run it is 1.
+      lr_scale: the factor of the builder's learning rate, a number or a schedule, from here on, 0 or more; at the start
+        of a run it is 1. (`TrainState.lr_scale` is the product if the rate is a number.)
       values: values to log, as a hook without updates returns them.
       stop: a reason to end the run before the next step, with a checkpoint; None, or False, to continue.
 

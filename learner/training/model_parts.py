@@ -42,6 +42,7 @@ class ModelParts:
         try:
             selected = trained_of(trainable, options.freeze) if options.freeze else trainable
             self.adapter, model = _split_model(model, selected, update is not None, options)
+            _refuse_traced(self.adapter)
             problems += [] if trainable is None else _mask_problems(trainable, model)
             problems += check_freeze_patterns(options.freeze, self.adapter, model)
             self.train = None if update is not None else step_fn(model, "train_step", steps[0])
@@ -88,6 +89,18 @@ class ModelParts:
             on_batch=options.on_batch,
             after_step=options.after_step,
             predict=self.predict,
+        )
+
+
+def _refuse_traced(adapter: ModelAdapter) -> None:
+    """Raise `LearnerError` if the arrays of a model have no values, as `build` is called in a function of JAX."""
+    leaves = jax.tree.leaves((adapter.params, adapter.model_state))
+    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        raise LearnerError(
+            "build is called inside of a function that JAX traces (jit, vmap, grad), so the model has no values: build "
+            "the learner outside, and pass parameters to its pure functions, learner.train_step("
+            "dataclasses.replace(learner.init(), params=params), batch)",
+            code="model-traced",
         )
 
 

@@ -97,6 +97,24 @@ def test_retention(directory):
             checkpointer.save(5, like)
 
 
+def test_a_step_before_the_newest_is_refused_until_the_loop_rewinds(directory):
+    """Retention would remove the new checkpoint with its own save."""
+    like = {"w": jnp.float32(0)}
+    with Checkpointer(directory, keep_last=2) as checkpointer:
+        for step in (10, 20):
+            checkpointer.save(step, {"w": jnp.float32(step)})
+        with raises_code("checkpoint-step-behind", step=15, newest=20):
+            checkpointer.save(15, like)
+        checkpointer.rewind(10)
+        checkpointer.save(15, {"w": jnp.float32(15)})
+        assert checkpointer.steps == [10, 15]
+        checkpointer.rewind(0)
+        checkpointer.save(1, {"w": jnp.float32(1)})
+    with Checkpointer(directory) as checkpointer:
+        assert checkpointer.steps == [1]
+        assert float(checkpointer.restore(like).state["w"]) == 1
+
+
 def test_damaged_checkpoint_is_skipped_or_named(directory):
     like = {"w": jnp.zeros(1000)}
     with Checkpointer(directory) as checkpointer:
@@ -109,6 +127,22 @@ def test_damaged_checkpoint_is_skipped_or_named(directory):
             assert checkpointer.restore(like).step == 1
         with raises_code("checkpoint-damaged", step=2):
             checkpointer.restore(like, 2)
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_saves_after_a_damaged_checkpoint_replace_it(directory, step):
+    """The loop repeats the steps from the checkpoint before it."""
+    like = {"w": jnp.zeros(1000)}
+    with Checkpointer(directory, keep_last=2) as checkpointer:
+        for number in (3, 5):
+            checkpointer.save(number, like)
+    (directory / "5" / "manifest.json").write_text("{")
+    with Checkpointer(directory, keep_last=2) as checkpointer:
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert checkpointer.restore(like).step == 3
+        checkpointer.save(step, {"w": jnp.ones(1000)})
+        assert checkpointer.steps == [3, step]
+        assert checkpointer.restore(like).step == step
 
 
 def test_another_tree_is_one_error(directory):

@@ -245,7 +245,7 @@ class Runner:
         self.set_lr_scale(scaled(self._lr, factor))
 
     def set_lr_scale(self, scale: float | np.ndarray) -> None:
-        """Set the factor of the learning rate, in a population one per lane."""
+        """Set `lr_scale` of the state: the learning rate, or the factor of its schedule; one per lane."""
         # Placed as the old one was: another sharding would compile every program again.
         placed = self.strategy.place_members(np.asarray(scale, np.float32))
         self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=placed))
