@@ -8,6 +8,7 @@ import abc
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import shutil
 import time
@@ -233,11 +234,12 @@ class DiskPlace(Place):
     def begin(self, step: int, is_known: bool, arrays: Mapping[str, Any]) -> None:
         """See `Place`."""
         # What an earlier save or removal left under the names that this save needs goes, if it is ours.
-        for directory in (*self.root.glob(f"{step}.partial*"), self.root / f"{step}.removed"):
+        for directory in self.root.glob(f"{step}.partial*"):
             if NUMBERED.fullmatch(directory.name) and os.path.lexists(directory):
                 if not is_ours(directory):
                     raise _in_the_way(directory)
                 remove_checkpoint(directory)
+        self._name_of_removed(step)
         mark = self.mark_of(step)
         if os.path.lexists(mark):
             if not is_mark(mark):
@@ -268,7 +270,7 @@ class DiskPlace(Place):
 
     def _name(self, directory: Path, path: Path) -> None:
         """Rename a complete checkpoint. Another checkpoint with that name is then removed."""
-        replaced = path.with_name(f"{path.name}.removed")
+        replaced = self._name_of_removed(int(path.name))
         if path.exists():
             path.rename(replaced)  # the store knows this checkpoint, so it is ours
         # There is a moment without a checkpoint of this name. `recover` closes it after a kill; an error does so here.
@@ -305,14 +307,20 @@ class DiskPlace(Place):
         directory = self.path(step)
         if not is_ours(directory):
             raise _in_the_way(directory)
-        removed = directory.with_name(f"{step}.removed")
-        if os.path.lexists(removed):
-            if not is_ours(removed):
-                raise _in_the_way(removed)
-            remove_checkpoint(removed)
+        removed = self._name_of_removed(step)
         # After one atomic rename it is no longer a checkpoint; a kill during the slow removal is then harmless.
         directory.rename(removed)
         self._remove_leftover(removed)
+
+    def _name_of_removed(self, step: int) -> Path:
+        """Return a free name for a checkpoint whose files are removed next, after those of an earlier one."""
+        name = self.root / f"{step}.removed"
+        if os.path.lexists(name):
+            if not is_ours(name):
+                raise _in_the_way(name)
+            self._remove_leftover(name)
+        further = (self.root / f"{step}.removed.{number}" for number in itertools.count(1))
+        return next(path for path in itertools.chain([name], further) if not os.path.lexists(path))
 
     def _remove_leftover(self, directory: Path) -> None:
         """Remove a directory that has no name of a checkpoint any more. If that fails, the next start tries it again:

@@ -88,7 +88,9 @@ class PassRecords:
 
     def _difference_of_rows(self, others: dict[str, Any], ended: dict[str, int]) -> ProcessError | None:
         own = self.rows()
-        for name in filter(own.__contains__, others):
+        for name in others:
+            if name not in own:
+                continue
             batches, runs = own[name]
             # Its number of batches is unknown while it reads: its last change is the last batch that it surely has.
             until = min(batches, ended.get(name, others[name][-1][0]))

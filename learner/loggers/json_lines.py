@@ -77,7 +77,9 @@ class JsonLines(RunLogger):
         self._file.write()
 
     def split(self, event: SplitEnded) -> None:
-        """Write a line."""
+        """Write a line. Raise `LearnerError` if the file was removed or replaced."""
+        if self._file is not None:
+            self._file.refuse_loss()
         where = {"split": event.split, "epoch": event.epoch, "step": event.step, "at_step": event.at_step}
         self._write("split", time=event.time, **where, **{_field(event.split, x): y for x, y in event.values.items()})
 

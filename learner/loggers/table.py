@@ -75,8 +75,9 @@ class Csv(RunLogger):
         self._file.write()
 
     def split(self, event: SplitEnded) -> None:
-        """Write a row."""
+        """Write a row. Raise `LearnerError` if the file was removed or replaced."""
         assert self._file is not None
+        self._file.refuse_loss()
         numbers = {name: value for name, value in event.values.items() if not isinstance(value, str)}
         if not numbers:
             return

@@ -15,7 +15,7 @@ from learner.steps.extra import accepting
 from learner.steps.run_key import run_key
 from learner.steps.tree_math import sum_dtype
 from learner.util.number_checks import is_int, is_number
-from learner.util.trees import path_name, split_name
+from learner.util.trees import path_name
 
 FREE = ("bias", "scale", "b", "beta", "gamma", "offset")
 """The names of biases and the parameters of norms in flax, Equinox and Haiku."""
@@ -145,6 +145,9 @@ def kernels(params: Any) -> Any:
     >>> kernels({"out": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}})
     {'out': {'bias': False, 'kernel': True}}
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: jnp.ndim(x) > 1 and split_name(path_name(path))[1] not in FREE, params
-    )
+
+    def decays(path: tuple[Any, ...], x: Any) -> bool:
+        of_variable = len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value")  # of nnx, in another tree
+        return jnp.ndim(x) > 1 and path_name(path[-2:-1] if of_variable else path[-1:]).strip(".") not in FREE
+
+    return jax.tree_util.tree_map_with_path(decays, params)

@@ -13,6 +13,7 @@ import base64
 import binascii
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -84,7 +85,7 @@ def _data(stored: Stored) -> Iterator[bytes]:
         piece = numbers[first : first + PIECE]
         values = piece.tolist()
         if piece.dtype == np.float64 and not np.isfinite(piece).all():
-            values = encode(values)
+            values = [value if math.isfinite(value) else encode(value) for value in values]
         yield (b", " if first else b"[") + json.dumps(values)[1:-1].encode()
     yield b"]" if numbers.size else b"[]"
 

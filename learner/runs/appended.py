@@ -44,19 +44,9 @@ class AppendedFile:
         self._was_open = False
 
     def write(self) -> None:
-        """Pass the pending lines to the operating system. Lines that do not fit (a full disk) stay pending.
-
-        Raises:
-          LearnerError: the file was removed, replaced or changed, so that lines would be lost.
-        """
+        """Pass the pending lines to the operating system. Lines that do not fit (a full disk) stay pending."""
         if self._descriptor is None:
             self._descriptor = self._open()
-        elif self.is_lost():
-            raise LearnerError(
-                f"{self.path} was removed or replaced while the run was writing to it", code="run-log-removed"
-            )
-        else:
-            self._refuse_size(os.fstat(self._descriptor).st_size)
         left = "".join(self.pending).encode()
         try:
             while left:
@@ -102,6 +92,19 @@ class AppendedFile:
                 code="run-log-changed",
                 size=size,
             )
+
+    def refuse_loss(self) -> None:
+        """Raise `LearnerError` if writes would be lost, or if a file with a CRC was changed. This takes two requests to
+        the file system: for now and then, not for each write.
+        """
+        if self._descriptor is None:
+            return
+        if self.is_lost():
+            raise LearnerError(
+                f"{self.path} was removed or replaced while the run was writing to it", code="run-log-removed"
+            )
+        if self.crc is not None:
+            self._refuse_size(os.fstat(self._descriptor).st_size)
 
     def is_lost(self) -> bool:
         """Return True if the file is open but has been removed or replaced, so that writes would be lost."""
@@ -150,8 +153,11 @@ def replace(path: str, content: bytes) -> None:
 def replace_together(path: Path, content: bytes) -> None:
     """Replace a file that other processes may replace at the same time. None moves the half-written file of another."""
     own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    replace(str(own), content)
-    own.replace(path)
+    try:
+        replace(str(own), content)
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)
 
 
 def shortest(value: Any) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,6 +100,10 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
     Raises:
       LearnerError: one of the runs has no such values, or the runs have no steps in common.
     """
+    if not 0 <= tolerance < math.inf:
+        raise LearnerError(
+            f"the tolerance is {tolerance}; it needs a finite number, 0 or more", code="run-tolerance-value"
+        )
     series = []
     for run in (a, b):
         if metric not in run.keys:

@@ -230,18 +230,30 @@ def _is_alive(process: int) -> bool:
     return True
 
 
+def _is_held_here(path: Path) -> bool:
+    """Return True if this process holds the lock. The note does not prove it: in containers, process ids repeat."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return any(os.path.samestat(os.fstat(descriptor), status) for descriptor in _locks)
+
+
 def _refusal(path: Path, holder: tuple[str, int | None]) -> LearnerError:
     host, process = holder
-    if host == platform.node() and process == os.getpid():
-        text = "another run of this process trains there. Wait until it has ended, or choose another directory"
-    else:
-        who = "another process" if process is None else f"process {process} on {host}"
-        text = (
-            f"{who} trains there. Wait until it has ended, or choose another directory (if it is not running any "
-            f"more, remove {path})"
+    if _is_held_here(path):
+        return LearnerError(
+            f"{path.parent} is in use: another run of this process trains there. Wait until it has ended, or choose "
+            "another directory",
+            code="run-in-use",
+            path=path,
+            pid=process,
+            host=host,
         )
+    who = "another process" if process is None else f"process {process} on {host}"
     return LearnerError(
-        f"{path.parent} is in use: {text}",
+        f"{path.parent} is in use: {who} trains there. Wait until it has ended, or choose another directory "
+        f"(if it is not running any more, remove {path})",
         code="run-in-use",
         path=path,
         pid=process,

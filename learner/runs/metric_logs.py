@@ -152,6 +152,7 @@ class RunFiles:
         self._written_at = self._clock()
         for path, file in self._files.items():
             if file.pending:
+                file.refuse_loss()
                 self._make(os.path.dirname(path))
                 self._with_room(file.write)
                 if len(self._files) > MOST_OPEN:  # each only for a moment: there may be more files than descriptors

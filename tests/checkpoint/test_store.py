@@ -542,21 +542,31 @@ def test_directory_of_another_origin_is_not_removed(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_left_with_a_warning(tmp_path, opened, monkeypatch):
-    """It may belong to another user. The next start tries again, and does not fail either."""
+    """It may belong to another user. The next start tries again, and does not fail either, nor does a save that uses
+    its name.
+    """
     store, warnings = opened(tmp_path, NEWEST), []
     store.place.warn = warnings.append
 
     def refused(directory):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
 
+    def names():
+        return sorted(path.name for path in tmp_path.iterdir())
+
     with monkeypatch.context() as context:
         context.setattr(places, "remove_checkpoint", refused)
         save(store, 1)
         save(store, 2)
-        assert (store.steps, len(warnings)) == ([2], 1)
+        assert (names(), len(warnings)) == (["1.removed", "2"], 1)
         store.prepare()
         assert len(warnings) == 2
         assert "1.removed" in warnings[1]
         assert "Permission denied" in warnings[1]
+        store.remove(2)
+        save(store, 1)
+        save(store, 2, at_stop=True)
+        save(store, 2)  # replaces that one
+        assert names() == ["1.removed", "1.removed.1", "2", "2.removed", "2.removed.1"]
     store.prepare()
-    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+    assert names() == ["2"]
