@@ -24,8 +24,9 @@ from benchmarks.child import Case as Training
 from benchmarks.child import Clock, train_with_learner, workload_of
 from learner.events import Event, Listener, MetricInfo, RunEnded, RunStarted, StepsEnded
 from learner.loggers import Csv, JsonLines, MLflow, RunFiles, TensorBoard, WandB
+from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.renderers import RichRenderer
-from learner.training import session
+from learner.training.files import run_outputs
 
 LOGGERS: dict[str, Callable[[str], Listener]] = {  # given a directory for files outside the run's
     "JsonLines": lambda place: JsonLines(),
@@ -62,16 +63,6 @@ class Case:
     every: int | None = None
 
 
-class NoSteps(RunFiles):
-    """The files of a run without those of its steps."""
-
-    def steps(self, *args: Any) -> None:
-        """Write nothing."""
-
-    def close_split(self, *args: Any) -> None:
-        """Write nothing."""
-
-
 class Files(Listener):
     """A listener that writes the files of steps."""
 
@@ -102,7 +93,7 @@ def train(case: Case) -> dict[str, float]:
     given = Training(case.workload, "learner", epochs=case.epochs, warm=case.warm, further=case.metrics - 2)
     work, clock = workload_of(given), Clock()
     if case.variant == "none":
-        session.RunFiles = NoSteps  # type: ignore[misc]
+        run_outputs.RunFiles = RunFilesWithoutMetrics  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), open(os.devnull, "w") as nothing:
 
         def also(builder: Any) -> None:
