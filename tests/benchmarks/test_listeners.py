@@ -1,9 +1,8 @@
 """Tests of the listener benchmark and its numbers."""
 
+import dataclasses
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -48,15 +47,32 @@ def test_cost_of_a_step(benchmarks, variant, least, most):
 
 
 @pytest.mark.full
-def test_the_command_measures_in_processes(benchmarks, tmp_path):
-    command = [sys.executable, "-m", "benchmarks.listeners", "--quick", "--rounds", "1", "--steps", "300"]
+def test_the_command_measures_in_processes(benchmarks, monkeypatch, tmp_path, capsys):
+    """A training and a cost are measured in processes, as by the command; the others differ in their case alone, and
+    are measured here, on fewer rows.
+    """
+    module, child, spawned = benchmarks("listeners"), benchmarks("listeners_child"), []
+    spawn = module.spawn
+
+    def once(command, platform):
+        case = child.Case(**json.loads(command[-1]))
+        if case.kind not in spawned:
+            spawned.append(case.kind)
+            return spawn(command, platform)
+        with monkeypatch.context() as patch:
+            patch.setattr(child.run_outputs, "RunFiles", child.run_outputs.RunFiles)  # which `none` replaces
+            return (
+                child.cost(case) if case.kind == "cost" else child.train(dataclasses.replace(case, workload="digits"))
+            )
+
+    monkeypatch.setattr(module, "spawn", once)
     only = ("none", "files", "rich", "JsonLines", "20 metrics")  # the others differ in their logger alone
-    command += ["--platform", "cpu", "--json", str(tmp_path / "all.json"), "--only", *only]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    module = benchmarks("listeners")
+    command = ["--quick", "--rounds", "1", "--steps", "300", "--platform", "cpu"]
+    module.main([*command, "--json", str(tmp_path / "all.json"), "--only", *only])
+    printed = capsys.readouterr().out
     for row in module.rows():
-        assert (f"\n  {'speed: ' + row.label:<52} " in done.stdout) == (row.name in only)
+        assert (f"\n  {'speed: ' + row.label:<52} " in printed) == (row.name in only)
+    assert spawned == ["train", "cost"]
     measured = json.loads((tmp_path / "all.json").read_text())
     assert measured["costs"].keys() == {name for name in module.costs([300]) if name.startswith(only)}
     assert all(cost["us"] > 0 and cost["bytes"] > 0 for cost in measured["costs"].values())
