@@ -1,6 +1,7 @@
 """Tests of the benchmarks of startup and of long runs, and of the README's table."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,13 +69,29 @@ def test_both_loops_by_hand_train_alike(benchmarks, workload, devices):
 
 
 @pytest.mark.full
-def test_the_command_measures_in_processes():
-    command = [sys.executable, "-m", "benchmarks.startup", "--workload", "digits", "--rounds", "1", "--platform", "cpu"]
-    command += ["--case", "function", "fit", "--devices", "8", "--cache"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_the_command_measures_in_processes(benchmarks, monkeypatch, capsys):
+    """Cases of `function` are processes, as by the command; those of `fit` differ in their case alone, and are measured
+    here.
+    """
+    startup, spawned = benchmarks("startup"), []
+    spawn = startup.spawn
+    monkeypatch.setenv("BEGAN", "0")  # the command sets both
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+
+    def once(command, platform, cache):
+        workload, name, _, devices = command[3:]
+        if name == "function":
+            spawned.append(cache is not None)
+            return spawn(command, platform, cache)
+        with jax.numpy_dtype_promotion("standard"):  # as in the process of a user
+            return startup.measure(workload, name, int(devices), 1, float(os.environ["BEGAN"]))
+
+    monkeypatch.setattr(startup, "spawn", once)
     cases = ["function", "fit"]
+    command = ["--workload", "digits", "--rounds", "1", "--platform", "cpu", "--case", *cases]
+    startup.main([*command, "--devices", "2", "--cache"])
+    assert sorted(spawned) == [False, True, True]
+    lines = capsys.readouterr().out.splitlines()
     named = [line[2:19].strip() for line in lines if " imports " in line]
     assert named == [*cases, *(f"{x} cached" for x in cases)]
     seconds = [line for line in lines if "second run:" in line]
