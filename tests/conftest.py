@@ -50,7 +50,9 @@ def pytest_configure(config):
         share_context()
     if fast:
         if jax.__version_info__ < (0, 11):  # a later XLA may not know the flag, and aborts on unknown flags
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+            # Otherwise XLA divides a program into up to 32 modules, each of which costs as much as a small program.
+            flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # inherited by the processes that tests start
     jax.config.update("jax_disable_most_optimizations", fast)
     executables.MOST = 256  # also shared between files
