@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from learner.events import RunEnded, RunFailed, SplitEnded
-from learner.loggers import JsonLines
-from tests.support.logged import played, started, steps
+from learner.loggers import Csv, JsonLines
+from tests.support.codes import raises_code
+from tests.support.logged import played, split, started, steps
 
 FLAT = ("config.lr", "environment.jax", "commit", "monitor")
 
@@ -108,6 +109,18 @@ def test_resuming_a_run_of_a_former_version(tmp_path):
     lines = parse_strictly((tmp_path / "metrics.jsonl").read_text())
     assert lines[:2] == old[:2]
     assert [(line["event"], line.get("Loss")) for line in lines[2:]] == [("start", None), ("step", 0.25)]
+
+
+@pytest.mark.parametrize(("logger", "name"), [(JsonLines, "metrics.jsonl"), (Csv, "metrics.csv")])
+def test_a_file_that_is_gone_is_noticed_at_the_end_of_a_split(tmp_path, logger, name):
+    log = logger(every_steps=1)
+    log.on_event(started(tmp_path))
+    log.on_event(steps(1, 0.5))
+    (tmp_path / name).unlink()
+    log.on_event(steps(2, 0.5))
+    with raises_code("run-log-removed"):
+        log.on_event(split("train", 2, {"Loss": 0.5, "Top-5 Accuracy": 1.5}))
+    log.close()
 
 
 def test_an_error_is_the_last_line(tmp_path):

@@ -308,17 +308,19 @@ def test_more_metrics_than_file_descriptors(files, tmp_path, clock):
     assert closed == {f"custom/epoch-2/{name}.log": [len(texts[0]), zlib.crc32(texts[0])] for name in names}
 
 
+@pytest.mark.parametrize("count", [10, 100], ids=["open", "closed after each write"])
 @pytest.mark.parametrize(("change", "code"), [("unlink", "run-log-removed"), ("truncate", "run-log-changed")])
-def test_log_changed_between_writes_is_an_error(files, tmp_path, change, code):
-    values = {f"n{number}": f32(1) for number in range(100)}
+def test_log_changed_between_writes_is_an_error(files, tmp_path, change, code, count):
+    values = {f"n{number}": f32(1) for number in range(count)}
     files.steps("custom", 1, values, f32(8))
     files.flush()
     path = tmp_path / "run/custom/epoch-1/n7.log"
+    os.link(path, tmp_path / "kept")
     path.unlink() if change == "unlink" else path.write_text("")
     files.steps("custom", 1, values, f32(8))
     with raises_code(code):
         files.flush()
-    path.unlink(missing_ok=True)
+    os.replace(tmp_path / "kept", path)
     path.write_text("1.0,8\n")  # as expected when it is closed
 
 

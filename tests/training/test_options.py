@@ -61,4 +61,4 @@ def agreed(options):
     )
     inputs = SimpleNamespace(first_batches={})
     strategy = SimpleNamespace(description="one device")
-    return description(options, step, strategy, inputs, {}, True, {"programs": {}})["options"]
+    return description(options, step, strategy, inputs, {}, True, {}, {"programs": {}})["options"]
