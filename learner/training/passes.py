@@ -69,6 +69,7 @@ def evaluate(
         # data that all read in full: with other data in each, the values would be those of an arbitrary mixture.
         data = {name: data_description(inputs, name, x.fingerprint()) for name, x in inputs.valid.items()}
         processes.agree("what they evaluate", {**data, **metrics_description(options, programs)})
+    programs.clear()  # they hold memory
     for text in dict.fromkeys(texts):
         if text not in warned:
             warn(text)  # which may raise

@@ -23,15 +23,13 @@ def path_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """Return the layer that holds an array, and the array's name in it. Arrays of nnx modules in other trees have a
-    `.value` at the end.
+def layer_of(name: str) -> str:
+    """Return the name of the layer that holds an array. Names of arrays of nnx modules in other trees end in `.value`.
 
-    >>> split_name("layers.0.kernel"), split_name("net.norm.scale.value")
-    (('layers.0', 'kernel'), ('net.norm', 'scale'))
+    >>> layer_of("layers.0.kernel"), layer_of("net.norm.scale.value")
+    ('layers.0', 'net.norm')
     """
-    layer, _, array = name.removesuffix(".value").rpartition(".")
-    return layer, array
+    return name.removesuffix(".value").rpartition(".")[0]
 
 
 def is_key(leaf: Any) -> bool:

@@ -336,7 +336,7 @@ class _Programs:
         shapes, texts = self.before.get("batches"), []
         for split, shape in self.now["batches"].items():
             if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
-                texts.append(f"{step_name(split)}: {OTHER_PROGRAM}")
+                texts.append(f"{_step_name(split)}: {OTHER_PROGRAM}")
         # Another version of `learner` may not have recorded it.
         is_recorded = bool(self.hashes) and self.versions.get("learner") == self.now["versions"]["learner"]
         if is_recorded and (AFTER_STEP in self.hashes) != (AFTER_STEP in self.now["hashes"]):
@@ -358,11 +358,10 @@ class _Programs:
         """Return the names of the steps whose hashes differ and were made by other versions."""
         names = [name for name in (*self.now["batches"], AFTER_STEP) if name in self.now["hashes"]]
         uncompared = [name for name in names if self.hashes.get(name) and self.is_same(name) is None]
-        return list(dict.fromkeys(map(step_name, uncompared)))
+        return list(dict.fromkeys(map(_step_name, uncompared)))
 
 
-def step_name(name: str) -> str:
-    """Return the name of a split's step, or of `after_step`."""
+def _step_name(name: str) -> str:
     return name if name == AFTER_STEP else f"{'train' if name == 'train' else 'valid'} step"
 
 

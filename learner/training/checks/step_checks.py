@@ -30,7 +30,7 @@ from learner.util.host_random import generator_states
 from learner.util.jaxprs import computed_from, dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
 from learner.util.traced_values import explained
-from learner.util.trees import named_leaves, nonfinite_leaves, split_name
+from learner.util.trees import layer_of, named_leaves, nonfinite_leaves
 
 PyTree = Any
 STATISTICS = "batch_stats"  # the kind of the statistics of BatchNorm
@@ -226,10 +226,10 @@ class _TrainTrace:
 
 def _moving_statistics(adapter: ModelAdapter, state: TrainState, after: PyTree, frozen: Collection[str]) -> list[str]:
     """Return the frozen layers whose statistics a step has changed."""
-    layers = {split_name(name)[0] for name in frozen} - {split_name(name)[0] for name in named_leaves(state.params)}
+    layers = {*map(layer_of, frozen)} - {*map(layer_of, named_leaves(state.params))}
     before, kinds = named_leaves(state.model_state), jax.tree.leaves(adapter.kinds)
     changed = [
-        split_name(name.removeprefix(f"collections.{STATISTICS}."))[0]
+        layer_of(name.removeprefix(f"collections.{STATISTICS}."))
         for (name, given), kind, new in zip(before.items(), kinds, jax.tree.leaves(after), strict=True)
         if kind == STATISTICS and new is not given
     ]
