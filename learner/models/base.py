@@ -70,8 +70,6 @@ class ModelAdapter(abc.ABC):
       given_modes: by path, True for each layer that has modes and was given in eval mode.
       kept_in_eval: the paths of layers that train mode leaves in eval mode; see `keeping_in_eval`.
       rngs: the names of the random streams that each call of a linen module gets.
-      tied: the path of the first place of a variable by the path of each further place, in pytrees of nnx modules.
-      changes_in_place: True if a step changes its model in place, rather than returning a new one.
       of_variables: the remedy if a step adds or removes variables.
     """
 
@@ -90,8 +88,6 @@ class ModelAdapter(abc.ABC):
     given_modes: Mapping[str, bool] = types.MappingProxyType({})
     kept_in_eval: frozenset[str] = frozenset()
     rngs: tuple[str, ...] = ()
-    tied: Mapping[str, str] = types.MappingProxyType({})
-    changes_in_place: bool = True
     of_variables = OF_VARIABLES
 
     @abc.abstractmethod
@@ -138,9 +134,19 @@ class ModelAdapter(abc.ABC):
         return False
 
     @property
+    def changes_in_place(self) -> bool:
+        """True if a step changes its model in place, rather than returning a new one."""
+        return True
+
+    @property
     def constants(self) -> list[str]:
         """The names of Python floats in a tree of arrays, which are constants of the program."""
         return []
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """The path of the first place of a variable by the path of each further place, in pytrees of nnx modules."""
+        return {}
 
     def attributes(self, model: Any) -> dict[str, Any]:
         """Return, by path, the attributes other than variables and modules that a step may assign."""

@@ -69,9 +69,8 @@ class TreeAdapter(ModelAdapter):
         leaves, tree = jax.tree.flatten(model)
         self._tree: Any = tree
         self._structure = TreeStructure(model)
-        self._names, self.tied = self._structure.names, self._structure.tied
         holders = holders_of(model)
-        self.changes_in_place = self._has_modules or any(map(is_variable, holders))
+        self._in_place = self._has_modules or any(map(is_variable, holders))
         _refuse_same_names(self._names)
         # Each variable counts once: what its further places hold is neither trained nor carried.
         leaves = [
@@ -105,6 +104,15 @@ class TreeAdapter(ModelAdapter):
         self.given_modes = {**modes_of(model), **(flags if self._equinox else {})}
         annotated = {name: annotation(node) for name, node in zip(self._names, holders, strict=True)}
         self.annotations = {name: annotated[name] for name in named_leaves(self.params) if annotated[name]}
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """See `ModelAdapter`."""
+        return self._structure.tied
+
+    @property
+    def _names(self) -> list[str]:
+        return self._structure.names
 
     def _with_roles(self, leaves: list[Any]) -> Iterator[tuple[Any, str]]:
         return zip(leaves, self._roles, strict=True)
@@ -253,6 +261,11 @@ class TreeAdapter(ModelAdapter):
             return []
         is_norm = lambda node: isinstance(node, self._equinox.nn.BatchNorm)  # noqa: E731
         return list(filter(is_norm, jax.tree.leaves(model, is_leaf=is_norm)))
+
+    @property
+    def changes_in_place(self) -> bool:
+        """See `ModelAdapter`."""
+        return self._in_place
 
     def attributes(self, model: PyTree) -> dict[str, Any]:
         """See `ModelAdapter`. Only nnx modules have them."""
