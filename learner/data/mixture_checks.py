@@ -111,7 +111,8 @@ def check_weights(weights: Any, names: Sequence[str]) -> Iterator[Problem]:
             code="data-mixture-weight-unknown",
             source=name,
         )
-    for name in [name for name in names if name not in given] if isinstance(weights, Mapping) else ():
+    missing = [name for name in names if name not in given]
+    for name in missing if isinstance(weights, Mapping) else ():  # a list has the wrong length
         yield Problem(
             f"the mixture has no weight for the source {name!r}: give each a number, 0 to leave one out",
             code="data-mixture-weight-missing",
@@ -130,7 +131,9 @@ def check_weights(weights: Any, names: Sequence[str]) -> Iterator[Problem]:
 
 def fractions_of(weights: Any, names: Sequence[str]) -> list[Fraction]:
     """Return checked weights in the order of `names`, as fractions: rounding in sums of floats would decide on rows."""
-    ordered = map((_by_source(weights, names) or {}).__getitem__, names)
+    given = _by_source(weights, names)
+    assert given is not None
+    ordered = [given[name] for name in names]
     return [Fraction(weight.item() if isinstance(weight, np.generic) else weight) for weight in ordered]
 
 

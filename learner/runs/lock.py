@@ -230,7 +230,7 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _is_held_here(path: Path) -> bool:
+def _holds(path: Path) -> bool:
     """Return True if this process holds the lock. The note does not prove it: in containers, process ids repeat."""
     try:
         status = path.lstat()
@@ -241,7 +241,7 @@ def _is_held_here(path: Path) -> bool:
 
 def _refusal(path: Path, holder: tuple[str, int | None]) -> LearnerError:
     host, process = holder
-    if _is_held_here(path):
+    if _holds(path):
         return LearnerError(
             f"{path.parent} is in use: another run of this process trains there. Wait until it has ended, or choose "
             "another directory",

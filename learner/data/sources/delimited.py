@@ -190,7 +190,7 @@ def _header(path: Path, row: Sequence[str]) -> list[str]:
 
 def _parsed(column: list[str | None]) -> list[Any]:
     """Return cells as numbers, where they are numbers."""
-    for kind in (lambda cell: int(_numeral(cell)), _float):
+    for kind in (_int, _float):
         try:
             return [None if cell is None else kind(cell) for cell in column]
         except ValueError:
@@ -210,6 +210,10 @@ def _number(cell: str | None) -> float | str | None:
         return None if cell is None else _float(cell)
     except ValueError:
         return cell
+
+
+def _int(cell: str) -> int:
+    return int(_numeral(cell))
 
 
 def _float(cell: str) -> float:
