@@ -321,6 +321,16 @@ def test_other_updates_of_a_hook_in_one_process_end_all(tmp_path, updates, text)
 
 
 @pytest.mark.full
+def test_a_hook_that_stops_one_process_ends_all(tmp_path):
+    """The others would wait for its devices until the timeout. Process 1 finds it, or both at their next meeting."""
+    updates = [{"stop": "enough"}, None]
+    for process in ended_soon(tmp_path / "run", "", "", epochs=500, updates=updates, update_step=303):
+        assert process.code == 2, f"{process.code}\n{process.out}\n{process.err[-3000:]}"
+        cause = "process 0 ended its training after step 303|at 'the end of the training after step 303'"
+        assert re.search(cause, last_line(process)["error"])
+
+
+@pytest.mark.full
 def test_equal_updates_of_all_processes_are_those_of_one(tmp_path):
     """The arrays of the model are replicated, or sharded over the processes."""
     updates = [{"lr_scale": 0.5, "model": 1.0}] * 2

@@ -1,6 +1,6 @@
-"""The passes over data that a process makes: their lengths, and the rows of their batches.
+"""The passes over data that a process makes, with their lengths and the rows of their batches, and its last step.
 
-Each process compares its passes with those of the next one, in a ring, so that one of them finds any difference.
+Each process compares its records with those of the next one, in a ring, so that one of them finds any difference.
 """
 
 import json
@@ -30,11 +30,13 @@ class PassRecords:
         self._reading: dict[str, tuple[int, int]] = {}  # split: pass, batches so far
         self._ended: dict[str, int] = {}  # pass: its batches
         self._rows: dict[str, RowCounts] = {}  # pass: the rows of its batches
+        self._step = 0  # the last one that is dispatched
+        self._end: tuple[int, str] | None = None  # the last step of the run, and why it ended
 
     @property
     def has_begun(self) -> bool:
-        """Return True if a batch has been read."""
-        return bool(self._reading)
+        """Return True if a batch has been read or a step dispatched."""
+        return bool(self._reading or self._step)  # no batch is read of data that stays on the devices
 
     def record(self, split: str, number: int, batches: int, ended: bool, rows: Sequence[int]) -> None:
         """See `ProcessGroup.record_read`."""
@@ -53,12 +55,19 @@ class PassRecords:
         with self._lock:
             return {name: [counts.batches, list(counts.runs)] for name, counts in self._rows.items()}
 
+    def record_step(self, step: int, ended_by: str) -> None:
+        """See `ProcessGroup.record_step`."""
+        with self._lock:
+            self._step = step
+            if ended_by:
+                self._end = step, ended_by
+
     def to_json(self) -> str:
         """Return the text that the process before this one compares with."""
         with self._lock:
-            ended = dict(self._ended)
-        # Without the number of batches so far: the text changes, and is sent, only where the rows do.
-        return json.dumps([ended, {name: runs[-CHANGES:] for name, (_, runs) in self.rows().items()}])
+            ended, end = dict(self._ended), self._end
+        # Without the numbers of batches and steps so far: the text changes, and is sent, only where the rows do.
+        return json.dumps([ended, {name: runs[-CHANGES:] for name, (_, runs) in self.rows().items()}, end])
 
     def difference(self, others: str) -> ProcessError | None:
         """Return the error about the first difference to another process, or None.
@@ -66,9 +75,9 @@ class PassRecords:
         Args:
           others: its `to_json`.
         """
-        ended, rows = json.loads(others)
+        ended, rows, end = json.loads(others)
         # First: data that ends early may also have other rows, and its length is the simpler reason.
-        return self._difference_of_lengths(ended) or self._difference_of_rows(rows, ended)
+        return self._difference_of_lengths(ended) or self._difference_of_rows(rows, ended) or self._step_after(end)
 
     def _difference_of_lengths(self, others: dict[str, int]) -> ProcessError | None:
         with self._lock:
@@ -98,6 +107,21 @@ class PassRecords:
                 rows = dict(zip([self._index, self._following], found[1], strict=True))
                 return ProcessError(differing_rows(name, found[0], rows), code="process-rows-differ")
         return None
+
+    def _step_after(self, end: tuple[int, str] | None) -> ProcessError | None:
+        """Return an error if this process has dispatched a step after the last one of the other. It waits there for the
+        devices of the other, and comes to no meeting that could compare them.
+        """
+        with self._lock:
+            step = self._step
+        if end is None or step <= end[0]:
+            return None
+        return ProcessError(
+            f"process {self._following} ended its training after step {end[0]} ({end[1]}), and process {self._index} "
+            "did not: hooks and loops must stop all processes at the same step, by values that all of them have. For "
+            "a reason that one process has, use an Interrupter, which stops all",
+            code="process-stop-differs",
+        )
 
 
 def _keep_latest(entries: dict[str, Any], count: int) -> None:

@@ -110,10 +110,18 @@ class ProcessGroup(abc.ABC):
         """
         return {}
 
+    def record_step(self, step: int, ended_by: str = "") -> None:  # noqa: B027
+        """Record the last step that is dispatched, for `compare_passes`. Nothing is sent.
+
+        Args:
+          step: optimizer steps so far.
+          ended_by: why the run ends after this step, or "".
+        """
+
     def compare_passes(self) -> None:  # noqa: B027
         """Raise `ProcessError` in all processes if a pass over data has another length in the next process, or a batch
-        of it other rows. This takes at most two messages. The processes compare in a ring, so one of them finds any
-        difference.
+        of it other rows, or if the next process has ended at an earlier step. This takes at most two messages. The
+        processes compare in a ring, so one of them finds any difference.
         """
 
     def agree(self, what: str, value: Json) -> None:
@@ -267,6 +275,10 @@ class Connected(ProcessGroup):
     def rows_read(self) -> dict[str, Json]:
         """See `ProcessGroup`."""
         return self._passes.rows()
+
+    def record_step(self, step: int, ended_by: str = "") -> None:
+        """See `ProcessGroup`."""
+        self._passes.record_step(step, ended_by)
 
     def compare_passes(self) -> None:
         """See `ProcessGroup`."""

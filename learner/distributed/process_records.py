@@ -49,6 +49,10 @@ class ProcessRecords(ThreadOwned):
         for batch, count in enumerate(rows, first):
             self._add(f"{split} {number} {batch} {count}")
 
+    def add_step(self, step: int, ended_by: str = "") -> None:
+        """Record a step; see `ProcessGroup.record_step`."""
+        self._processes.record_step(step, ended_by)
+
     def call_hooks(self) -> None:
         """Record that hooks are called, which all processes do at the same steps."""
         # A hook that returns no updates adds no record: without this, only some processes would meet.
@@ -63,13 +67,13 @@ class ProcessRecords(ThreadOwned):
         self.digest = zlib.crc32(text.encode(), self.digest)
         self._is_pending = True
 
-    def compare(self) -> None:
+    def compare(self, what: str = COMPARED) -> None:
         """Meet the other processes, unless nothing was recorded since the last meeting, and raise `ProcessError` in all
-        if their records differ. All processes must call it equally often.
+        if their records differ. All processes must call it equally often. `what`: the meeting's name.
         """
         # The number of rows may differ, and the number of records does not: all of them meet, or none.
         if self._is_pending:
-            self.meet(COMPARED)
+            self.meet(what)
 
     def meet(self, what: str) -> None:
         """Meet the other processes in any case; see `compare`. `what`: the meeting's name."""

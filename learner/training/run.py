@@ -95,6 +95,9 @@ class Run(ThreadOwned):
         self.reporter.begin_epoch(dispatch.epoch)
         # Before the dispatch: each one in flight keeps its batches and its outputs in the memory of the device.
         self.reporter.acquire("train", dispatch.steps)
+        if self.stop.records is not None:
+            # Before the dispatch, which may wait for the devices of a process that has ended.
+            self.stop.records.add_step(p.step + dispatch.steps)
         with OomContext("train"), Tracing("the train step", "train", dispatch.shapes):
             values = self.runner.train(self.accumulator, dispatch)
         first = p.step + 1
@@ -359,6 +362,8 @@ class Run(ThreadOwned):
         p = self.position
         # From here on, requests by files are answered as too late.
         self.stop.begin_end()
+        if self.stop.records is not None:
+            self.stop.records.add_step(p.step, ended_by=reason)
         # The loop is ahead of the device: only after this wait is it known whether an earlier step has ended the run.
         self.reporter.wait()
         self._check_threads()
@@ -367,7 +372,8 @@ class Run(ThreadOwned):
             # A batch of 1 stands for an epoch that has begun, which `shown_epoch` needs.
             p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # the later steps do not count
             return self.stop.decision or reason
-        self.stop.compare_processes()  # also of a run that neither validates nor saves
+        # Also of a run that neither validates nor saves.
+        self.stop.compare_processes(f"the end of the training after step {p.step}")
         inside = p.batch > 0
         if inside and reason == "num_steps" and (left := self.validator.unvalidated(p.step)):
             # Checked first, as `pending` below is part of the position.

@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup
-from learner.distributed.process_records import ProcessRecords
+from learner.distributed.process_records import COMPARED, ProcessRecords
 from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.util.json_values import decode
@@ -234,12 +234,12 @@ class StopController:
         """Return what all processes must do alike; None in a single process. It belongs to the loop's thread."""
         return None if self._consensus is None else self._consensus.records
 
-    def compare_processes(self) -> None:
+    def compare_processes(self, what: str = COMPARED) -> None:
         """Raise `ProcessError` if the processes have done different things since they met last. Called by the loop's
-        thread before their common state is measured or saved.
+        thread before their common state is measured or saved. `what`: the meeting's name.
         """
         if self.records is not None:
-            self.records.compare()
+            self.records.compare(what)
 
     @property
     def may_have_halted(self) -> bool:

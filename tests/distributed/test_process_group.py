@@ -257,6 +257,23 @@ def test_other_rows_of_the_next_process_are_found_in_a_ring():
         members[2].raise_if_peer_failed()
 
 
+def test_an_earlier_end_of_the_next_process_is_found_in_a_ring():
+    """The others wait for its devices in a step that it does not dispatch, and read no data."""
+    members, _ = groups(3)
+    for member in members:
+        member.record_step(7)
+    members[1].record_step(7, ended_by="hook halt: enough")
+    for member in (*members, *members):
+        member.compare_passes()  # the others may end after this step as well
+    members[2].record_step(8)
+    members[2].compare_passes()  # the next one of process 2 is process 0
+    members[0].record_step(9)
+    with raises_code("process-stop-differs", "process 1", "step 7", "hook halt: enough"):
+        members[0].compare_passes()
+    with raises_code("process-run-over", "hook halt: enough"):
+        members[1].raise_if_peer_failed()
+
+
 def test_equal_rows_are_sent_once():
     members, clients = groups(2)
     for batch in range(1, 5):

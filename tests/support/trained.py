@@ -116,7 +116,7 @@ def train(coordinator, count, index, directory, kind, given):
         killed_in(places, "write_manifest", at["number"])
 
     def update(info, model):
-        if info.step == 4 and (given := options["updates"][index]):
+        if info.step == options.get("update_step", 4) and (given := options["updates"][index]):
             changed = {}
             if "model" in given:
                 model.out.bias[...] += given["model"]
