@@ -18,10 +18,10 @@ from learner.schedules.resolve import rates
 from learner.steps.finite import NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.train_state import TrainState
+from learner.training.checked_inputs import read_checked
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import signature_of
 from learner.training.feed.inputs import Inputs, rewound, run_length, valid_sources
-from learner.training.preflight import read_checked
 from learner.training.programs.single_step import SingleStepRunner
 from learner.util.trees import is_key
 

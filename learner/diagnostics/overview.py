@@ -17,12 +17,12 @@ from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.flops import step_flops
 from learner.steps.population import count_members, member_shapes
 from learner.strategies.base import Strategy
+from learner.training.checked_inputs import read_checked
 from learner.training.checks.step_tracing import Tracing
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import run_length
 from learner.training.feed.prefetch import IN_MEMORY
 from learner.training.files.run_metadata import optimizer_text
-from learner.training.preflight import read_checked
 from learner.training.programs.oom import OomContext
 from learner.training.programs.program_memory import memory_of
 from learner.training.run import Run

@@ -14,13 +14,13 @@ from learner.diagnostics.array_difference import ArrayDifference, Arrays, first_
 from learner.errors import LearnerError
 from learner.steps.train_state import TrainState
 from learner.strategies.single import SingleDevice
+from learner.training.checked_inputs import read_checked
 from learner.training.checkpoints.resume import data_of, differences, resolve_length
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import DispatchGrouping, Grouper, MicroBatchGroup
 from learner.training.feed.inputs import Inputs
 from learner.training.files.run_directory import open_store
-from learner.training.preflight import read_checked
 from learner.training.programs.single_step import SingleStepRunner
 from learner.training.progress.position import Position
 from learner.training.progress.restore import Restored, restore

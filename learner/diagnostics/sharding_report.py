@@ -10,8 +10,8 @@ from typing import Any
 
 from learner.models.array_info import optimizer_paths
 from learner.steps.train_state import TrainState
+from learner.training.checked_inputs import read_checked
 from learner.training.definition import TrainingDefinition
-from learner.training.preflight import read_checked
 from learner.training.programs.program_memory import ProgramMemory, memory_of
 from learner.training.setup.dispatch_plan import planned
 from learner.util.fragments import fragment, preformatted

@@ -17,7 +17,7 @@ from learner.steps.buffers import ResidentBatches
 from learner.training.checks.fingerprints import PARTS, saved_fingerprint
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.dispatch import Dispatch, Kind
-from learner.training.preflight import RunPlan
+from learner.training.plan import RunPlan
 from learner.training.programs.oom import MARK
 from learner.training.programs.program_memory import memory_of
 from learner.training.progress.restore import Restored

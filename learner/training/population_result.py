@@ -18,8 +18,8 @@ from learner.steps.population import member_of
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
+from learner.training.plan import RunPlan
 from learner.training.population import Member, Population
-from learner.training.preflight import RunPlan
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import Restored
 from learner.training.reporting.population_delivery import means_of

@@ -6,8 +6,8 @@ from typing import Any
 
 from learner.steps.population import member_shapes
 from learner.steps.train_state import TrainState
+from learner.training.plan import RunPlan
 from learner.training.population import Member
-from learner.training.preflight import RunPlan
 from learner.training.progress.restore import Restored
 
 __all__ = ["Restored", "RunPlan", "RunSpec"]

@@ -14,6 +14,7 @@ from learner.errors import LearnerError
 from learner.runs.layout import end_word
 from learner.runs.population import read_waves, write_waves
 from learner.strategies.device_lookup import memory_limit
+from learner.training.checked_inputs import read_checked
 from learner.training.checks.population_checks import state_bytes
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import data_rewinder
@@ -22,7 +23,7 @@ from learner.training.files.run_directory import locked_directory, may_resume
 from learner.training.options import Options
 from learner.training.population import Population
 from learner.training.population_result import PopulationResult
-from learner.training.preflight import preflight, read_checked
+from learner.training.preflight import preflight
 from learner.training.programs.program_memory import memory_of
 from learner.training.setup.dispatch_plan import planned
 

@@ -9,7 +9,7 @@ import pytest
 from learner.diagnostics.array_difference import first_difference
 from learner.diagnostics.replay import ReplayedRun, RunInputs, common_start, replay
 from learner.schedules import ReduceOnPlateau
-from learner.training.preflight import read_checked
+from learner.training.checked_inputs import read_checked
 from tests.support.codes import raises_code
 from tests.support.runs import ROWS, batches, build_line, build_net, quiet, saved_steps, shuffled, tree_of, valid_data
 

@@ -16,8 +16,9 @@ from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy, CollectingMetric
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training import batch_split
+from learner.training.checked_inputs import read_checked
 from learner.training.files.run_directory import SINGLE_PROCESS
-from learner.training.preflight import preflight, read_checked
+from learner.training.preflight import preflight
 from learner.training.programs.executor import Runner
 from learner.training.programs.program_memory import memory_of
 from learner.training.setup.dispatch_plan import planned

@@ -38,10 +38,10 @@ from learner.runs.history import read_history
 from learner.runs.layout import read_summary
 from learner.runs.spread import Spread
 from learner.strategies import Sharded
+from learner.training.checked_inputs import read_checked
 from learner.training.checks import population_checks
 from learner.training.population import population_of
 from learner.training.population_result import PopulationResult, PopulationSummary
-from learner.training.preflight import read_checked
 from learner.training.selection import Exploit
 from learner.training.setup import assembly
 from learner.training.setup.dispatch_plan import planned

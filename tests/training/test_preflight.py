@@ -502,8 +502,8 @@ def test_the_learner_can_be_fitted_after_an_error(tmp_path):
 
 def test_valid_input_is_accepted_without_compiling(tmp_path):
     from learner.strategies import SingleDevice
+    from learner.training.checked_inputs import checked_step
     from learner.training.feed.inputs import read_inputs
-    from learner.training.preflight import checked_step
 
     learner = build_line(quiet(tmp_path / "run"))
     built = learner.definition.options

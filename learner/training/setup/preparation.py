@@ -16,7 +16,7 @@ from learner.training.feed.dispatches import Feeder
 from learner.training.feed.group import bytes_of
 from learner.training.feed.inputs import unused_batch_size
 from learner.training.files.run_outputs import Outputs
-from learner.training.preflight import RunPlan
+from learner.training.plan import RunPlan
 from learner.training.programs.compilation import CompileTimes, compilation_cache
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import MemoryFootprint
