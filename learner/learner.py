@@ -4,9 +4,7 @@
 calls, and `learner.steps` has the computations.
 """
 
-import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,30 +20,17 @@ from learner.errors import LearnerError
 from learner.models.array_info import array_infos
 from learner.renderers.tree import folded
 from learner.steps.train_state import TrainState
-from learner.strategies.own_context import own_context
-from learner.training.batch_split import resolve_split
-from learner.training.checkpoints.resume import changes_since_end, find_checkpoint, first_state, resolve_length
-from learner.training.checks.agreement import propagate_failures
-from learner.training.checks.fingerprints import saved_labels
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
 from learner.training.feed.inputs import data_rewinder, rewound
-from learner.training.files.run_directory import locked_directory, prepare
+from learner.training.fit import fit_run
 from learner.training.passes import MetricValues
-from learner.training.population_result import finished_result, run_result
-from learner.training.preflight import preflight
 from learner.training.pure_steps import PureSteps
 from learner.training.result import LearningResult, ModelT
 from learner.training.run import Run
-from learner.training.session import open_run
-from learner.training.setup.preparation import prepare_programs
-from learner.training.setup.startup import check_recordable
-from learner.training.signals import TERMINATED, TERMINATING, dropped_signals
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
-from learner.util.stages import enter_stage, stage_line
 from learner.util.text import count, size
-from learner.util.user_warnings import warn
 
 if TYPE_CHECKING:  # rarely used modules are imported on use, as `import learner` must be fast
     from learner.diagnostics import trials
@@ -188,47 +173,13 @@ class Learner(Generic[ModelT]):
                 rewind()
 
     def _fit(self, train: Any, valid: Any) -> LearningResult[ModelT]:
-        definition, options, processes = self.definition, self.definition.options, hosts()
-        stages = stage_line(sys.stdout if options.renderer == "auto" and processes.index == 0 else None)
-        with propagate_failures(processes), stages, own_context(), dropped_signals() as raise_dropped:
-            enter_stage("checking the step")
-            plan = preflight(definition, train, valid, processes)  # reads and checks; writes nothing
-            # A run that starts closes its own data. This closes the data of a refused or already finished run.
-            with contextlib.closing(plan.inputs), locked_directory(options, processes):
-                checkpoint = find_checkpoint(plan)  # None: a new run
-                resolve_length(definition, plan.inputs, checkpoint)
-                if checkpoint is not None and (finished := finished_result(plan, checkpoint)) is not None:
-                    self._fitted = True
-                    self._evaluator.runner, result = finished
-                    self._evaluator.labels = saved_labels(checkpoint.progress)
-                    if text := changes_since_end(checkpoint, plan.fingerprint):
-                        warn(text)
-                    if options.renderer is not None and processes.index == 0:
-                        _announce_finished(options.directory, result)
-                    return result
-                state = None if checkpoint is None else first_state(plan, checkpoint)
-                if checkpoint is None:
-                    definition.take_initial()
-                resolve_split(plan, checkpoint)
-                enter_stage("tracing")
-                with prepare_programs(plan, checkpoint) as prepared:
-                    if state is None:
-                        enter_stage("making the model")
-                        state = prepared.init()
-                    raise_dropped()
-                    check_recordable(options, state)
-                    self._fitted = True  # from here on, files change and one-shot data is used up
-                    processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))
-                    with (
-                        open_run(plan, prepared, checkpoint, state, _announce_overview) as run,
-                        self._evaluator.training(run.runner, plan.inputs),
-                    ):
-                        run.stop.finish(self._reason(run))
-            # Checked after the run is closed, as SIGTERM may arrive during the last save.
-            if run.stop.ended_by not in TERMINATING or options.on_sigterm != "exit":
-                return run_result(definition, run)
-        # Outside of the block, which would report the exit to the other processes as a failure.
-        sys.exit(TERMINATED)
+        begin, announce = self._mark_fitted, _announce_overview
+        return fit_run(
+            self.definition, self._evaluator, train, valid, begin=begin, loop=self._reason, announce=announce
+        )
+
+    def _mark_fitted(self) -> None:
+        self._fitted = True
 
     def _reason(self, run: Run) -> str:
         """Train, and return the reason why the run ended."""
@@ -440,13 +391,6 @@ class Learner(Generic[ModelT]):
                 return Learner[Any](definition, train).fit()
 
         return fit
-
-
-def _announce_finished(directory: Path, result: LearningResult[Any]) -> None:
-    from learner.renderers.plain import write_lines
-    from learner.renderers.summary_text import heading
-
-    write_lines([f"{directory} has nothing left to do: {heading(result.summary)}"])
 
 
 def _announce_overview(planned: Any, run: Run) -> None:
