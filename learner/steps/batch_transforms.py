@@ -7,11 +7,11 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
+from learner.steps.streams import BATCH_STREAM
 from learner.util.signatures import positional_count
 
 Array = Any
 Batch = Any
-STREAM = 2  # folded into the key of a micro-batch: the train step uses the key itself, and its model stream 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,5 +66,5 @@ def transformed(transforms: tuple[BatchTransform, ...], batch: Batch, key: Array
       step: the number of optimizer steps before this one, int32.
     """
     for number, transform in enumerate(transforms):
-        batch = transform(batch, jax.random.fold_in(jax.random.fold_in(key, STREAM), number), step)
+        batch = transform(batch, jax.random.fold_in(jax.random.fold_in(key, BATCH_STREAM), number), step)
     return batch

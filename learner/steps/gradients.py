@@ -27,6 +27,7 @@ from learner.models.adapters import adapter_of
 from learner.models.base import OF_GRADIENTS, Trainable, same_structure, same_tree
 from learner.steps.outputs import TrainOutput
 from learner.steps.step_definition import step_fn
+from learner.steps.streams import MODEL_STREAM
 from learner.steps.tree_math import like
 from learner.util.trees import named_leaves
 
@@ -69,7 +70,7 @@ def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Cal
             )
         adapter, returns_model = adapter_of(model, trainable), []
         before = jax.tree.map(jnp.asarray, adapter.model_state)
-        key = None if rng is None else jax.random.fold_in(rng, 1)  # as in `StepFunctions.run_train`
+        key = None if rng is None else jax.random.fold_in(rng, MODEL_STREAM)  # as in `StepFunctions.run_train`
 
         def forward(params: PyTree) -> tuple[Array, tuple[Any, Any, PyTree, PyTree]]:
             running = adapter.merge(params, before, key, train=True)

@@ -7,10 +7,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-import numpy as np
+
+from learner.steps.streams import RUN_STREAM
 
 Array = Any
-STREAM = np.uint32(2**32 - 3)  # no number of a step, and no other stream
 
 _keys: ContextVar[Iterator[Array] | None] = ContextVar("keys", default=None)
 
@@ -48,6 +48,6 @@ def run_keys(rng: Array) -> Iterator[None]:
 
 def _from(rng: Array) -> Iterator[Array]:
     """Yield keys. Nothing is computed before the first, as few optimizers need one."""
-    stream = jax.random.fold_in(rng, STREAM)
+    stream = jax.random.fold_in(rng, RUN_STREAM)
     for number in itertools.count():
         yield jax.random.fold_in(stream, number)

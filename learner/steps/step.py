@@ -22,6 +22,7 @@ from learner.steps.parts import with_barriers
 from learner.steps.precision import with_matmul
 from learner.steps.run_key import run_keys
 from learner.steps.step_definition import StepDefinition, changed_attributes
+from learner.steps.streams import AFTER_STEP, MODEL_STREAM
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import (
     copied,
@@ -44,7 +45,6 @@ Batch = Any
 
 
 HYPERPARAMETERS = "hyperparameters"  # in `extra`: the optimizer's keywords that differ between members of a population
-AFTER_STEP = 2**31 - 1  # folded into the key of a step in place of the number of a micro-batch
 ACTIVE = "active"  # in `extra` of a member of a population: False once it has ended
 
 
@@ -380,7 +380,7 @@ class StepFunctions(StepDefinition):
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
         count = rows_of(batch)
         batch = self.train_batch(state, batch, key)
-        model = self.adapter.merge(state.params, state.model_state, jax.random.fold_in(key, 1), train=True)
+        model = self.adapter.merge(state.params, state.model_state, jax.random.fold_in(key, MODEL_STREAM), train=True)
         model, returned = self.update(model, batch, lr, key)
         output = as_output(returned)
         params, model_state = self.updated(model, state)

@@ -22,6 +22,7 @@ from learner.steps.measure import MetricCollection
 from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import rematerialised
+from learner.steps.streams import MODEL_STREAM, VALID_STREAM
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import like, scale_by_weight, weight_of
 from learner.util.trees import named_leaves
@@ -32,7 +33,6 @@ Batch = Any
 
 ARGUMENT_ORDER = ("model", "batch", "rng")
 KEY_NAMES = ("rng", "rngs", "key", "prng_key", "rng_key")  # usual names for a random key
-VALID_STREAM = 2**31 - 1  # folded into the root key for validation: no optimizer step has this number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +263,7 @@ class StepDefinition:
         assert self.train is not None
         with self.policy.allow_promotion():
             computed = self._computed(params, model_state, self.unfrozen)
-            model = self.adapter.merge(*computed, jax.random.fold_in(key, 1), train=True)
+            model = self.adapter.merge(*computed, jax.random.fold_in(key, MODEL_STREAM), train=True)
             if axis is not None and axis.sync_batch_norm:
                 self.adapter.sync_batch_norm(model, axis.name)
             given = self.adapter.with_own_containers(model)
@@ -369,7 +369,7 @@ class StepDefinition:
         key = key if replicated or self.axis is None else self.axis.fold(key)
         with self.policy.allow_promotion():
             parts = self._computed(eval_params(state.params, state.opt_state), state.model_state)
-            model = self.adapter.merge(*parts, jax.random.fold_in(key, 1), train=False)
+            model = self.adapter.merge(*parts, jax.random.fold_in(key, MODEL_STREAM), train=False)
             given = self.adapter.with_own_containers(model)
             output, returned = step(model, self.policy.to_compute_dtype(batch), key)
         if returned is not None and not is_model_like(returned, given):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from learner import RegressionOutput
+from learner import Output, RegressionOutput
 from learner.strategies import Sharded
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -49,7 +49,7 @@ def descend(transform, steps):
     params = line()
     for step, batch in enumerate(batches()[:steps]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step), 0)
-        changed = transform(batch, jax.random.fold_in(jax.random.fold_in(key, 2), 0), jnp.int32(step))
+        changed = transform(batch, jax.random.fold_in(jax.random.fold_in(key, 2**31 - 2), 0), jnp.int32(step))
         grads = jax.grad(lambda p, batch=changed: line_step(p, batch).loss)(params)
         params = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
     return params
@@ -97,10 +97,26 @@ def test_functions_are_called_in_order_with_different_keys(tmp_path):
     builder = quiet(tmp_path / "run").on_batch(noisy).on_batch(doubled).on_batch(noisy).num_steps(1)
     result = build_line(builder).fit(batches())
     batch = batches()[0]
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0), 2)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0), 2**31 - 2)
     first, last = (jax.random.normal(jax.random.fold_in(key, number), batch["x"].shape) for number in (0, 2))
     grads = jax.grad(lambda p: line_step(p, {**batch, "x": (batch["x"] + first) * 2 + last}).loss)(line())
     np.testing.assert_allclose(result.model["w"], -0.05 * grads["w"], rtol=1e-5)
+
+
+def test_no_split_of_the_steps_key_is_a_key_of_a_function(tmp_path):
+    """`jax.random.split(key, n)[i]` is `fold_in(key, i)`."""
+
+    def drawn(batch, rng):
+        return {**batch, "drawn": jax.random.uniform(rng, batch["x"].shape)}
+
+    def step(model, batch, rng):
+        keys = [key for part in jax.random.split(rng, 8) for key in jax.random.split(part, 2)]
+        distances = [jnp.abs(jax.random.uniform(key, batch["x"].shape) - batch["drawn"]).max() for key in keys]
+        return Output(jnp.stack(distances).min() + 0 * model["w"].sum())
+
+    learner = quiet(tmp_path / "run").on_batch(drawn).build(line(), optax.sgd, 0.1, train_step=step)
+    _, values = learner.train_step(learner.init(), batches()[0])
+    assert values["Loss"] > 0.05
 
 
 def noisy_run(directory, steps, **options):
@@ -201,7 +217,7 @@ def test_a_batch_is_changed_once_per_step_and_once_more_before_a_line_search(tmp
     model, count = traced_with(optax.lbfgs)
     assert count == 2  # once before the search, not in its loops
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
-    changed = noisy(batches()[0], jax.random.fold_in(jax.random.fold_in(key, 2), 0))
+    changed = noisy(batches()[0], jax.random.fold_in(jax.random.fold_in(key, 2**31 - 2), 0))
 
     def loss(params):
         return line_step(params, changed).loss
