@@ -85,7 +85,7 @@ def fit_run(
                     open_run(plan, prepared, checkpoint, state, announce) as run,
                     evaluator.training(run.runner, plan.inputs),
                 ):
-                    run.stop.finish(loop(run))
+                    run.stop.stopped_by = loop(run)
         # Checked after the run is closed, as SIGTERM may arrive during the last save.
         if run.stop.ended_by not in TERMINATING or options.on_sigterm != "exit":
             return run_result(definition, run)

@@ -361,7 +361,7 @@ class Run(ThreadOwned):
         """
         p = self.position
         # From here on, requests by files are answered as too late.
-        self.stop.begin_end()
+        self.stop.is_ending = True
         if self.stop.records is not None:
             self.stop.records.add_step(p.step, ended_by=reason)
         # The loop is ahead of the device: only after this wait is it known whether an earlier step has ended the run.

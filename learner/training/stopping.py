@@ -131,6 +131,8 @@ class StopController:
 
     Attributes:
       began: see above.
+      is_ending: True once the last step was dispatched. Set by the loop's thread.
+      stopped_by: why the loop ended. Set by the loop's thread.
     """
 
     def __init__(
@@ -146,11 +148,10 @@ class StopController:
         self.began = time.monotonic() if began is None else began
         self._request, self._interrupter, self._time_limit = request, interrupter, time_limit
         self._consensus, self._reserve, self._status = consensus, reserve, status
+        self.is_ending, self.stopped_by = False, ""
         self._lock = threading.Lock()
         self._other_reason: str | None = None  # of requests other than signals
         self._decision: str | None = None
-        self._ending = False
-        self._stopped_by = ""
         self._ended_by: str | None = None
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -204,7 +205,10 @@ class StopController:
             return reason
         if self._interrupter is not None and self._interrupter.reason:
             return f"interrupter: {self._interrupter.reason}"
-        return "time limit" if self._is_out_of_time() else None
+        if self._is_out_of_time():
+            # Kept, as the seconds to reserve become fewer again: a validation that it has cut short must end the run.
+            self.interrupt_once("time limit")
+        return self._other_reason
 
     def _is_out_of_time(self) -> bool:
         """Return True if the remaining time is needed to save and end."""
@@ -257,26 +261,6 @@ class StopController:
             self._consensus.release()
 
     # -- the end -------------------------------------------------------------------------------------------------------
-
-    @property
-    def is_ending(self) -> bool:
-        """Return True once the last step was dispatched."""
-        return self._ending
-
-    def begin_end(self) -> None:
-        """Record that no further step is dispatched."""
-        with self._lock:
-            self._ending = True
-
-    @property
-    def stopped_by(self) -> str:
-        """Return why the loop ended."""
-        return self._stopped_by
-
-    def finish(self, reason: str) -> None:
-        """Record why the loop ended."""
-        with self._lock:
-            self._stopped_by = reason
 
     def agree_on_end(self, hosts: ProcessGroup, patient: bool = False) -> None:
         """Share the requests of all processes: if one could not save, all of them end. For `patient` see

@@ -22,6 +22,7 @@ from learner import (
     MetricEarlyStopping,
     NonFiniteError,
     ReduceOnPlateau,
+    RegressionOutput,
     load_checkpoint,
     loguniform,
     uniform,
@@ -262,6 +263,10 @@ def check_member(member, expected, epochs):
     np.testing.assert_allclose(member.history["train/Loss"], train[:epochs], rtol=1e-5)
     np.testing.assert_allclose(member.history["valid/Loss"], valid[:epochs], rtol=1e-5)
     np.testing.assert_allclose(member.model["w"], weights[epochs - 1], rtol=1e-4, atol=1e-6)
+
+
+def square_step(model, batch):
+    return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
 
 
 def lines(directory, **values):
@@ -748,6 +753,20 @@ def test_a_nonfinite_member_ends_alone(tmp_path):
     assert end["step"] < 6
     assert np.isfinite(result.history["valid/Loss"]).all()
     assert result.best("valid/Loss").index in (0, 2)
+
+
+@pytest.mark.full
+def test_a_population_ends_where_its_last_member_does(tmp_path):
+    """Rows of zeros change nothing. Then, with w = 0 at first, a rate of r makes the loss about r ** 2 in the second
+    step, and r ** 4 in the third. Both members end in one dispatch, the later one in the first lane.
+    """
+    batches = [{"x": row, "y": row[:, :1]} for row in np.float32([[[0, 0, 0]]] * 24 + [[[1, 2, 3]]] * 8)]
+    builder = quiet(tmp_path / "run").steps_per_dispatch(8).on_nonfinite("stop")
+    builder.population(lr=[1e12, 1e30])
+    learner = builder.build({"w": jnp.zeros((3, 1))}, optax.sgd, 0.1, train_step=square_step)
+    result = learner.fit(batches)
+    assert [member.summary["steps"] for member in result] == [27, 26]
+    assert result.stopped_by == "on_nonfinite: the loss of step 27 is not finite"
 
 
 @pytest.mark.full

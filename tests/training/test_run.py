@@ -1,5 +1,6 @@
 """Tests of runs: position, decisions, hooks, saves, errors in threads, and listeners."""
 
+import itertools
 import re
 import threading
 import time
@@ -437,6 +438,14 @@ def test_the_time_reserved_for_the_end(clock, limit, reserve, lasts):
     assert stop.stop_request is None
     clock.seconds += 1
     assert stop.stop_request == "time limit"
+
+
+def test_a_time_limit_that_was_reached_stays_so(clock):
+    """A snapshot of the best epoch that is written meanwhile lowers the time to reserve."""
+    began, reserve = learner.training.stopping.time.monotonic(), itertools.chain([30], itertools.repeat(10))
+    stop = StopController(StopRequest(), None, 100, began, reserve=lambda: next(reserve))
+    clock.seconds += 75
+    assert [stop.stop_request, stop.stop_request, stop.reason] == ["time limit"] * 3
 
 
 @pytest.mark.full

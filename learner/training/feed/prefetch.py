@@ -80,7 +80,10 @@ class Prefetcher(Iterator[Any]):
         self._queue.put((False, entry))
         if entry is None:
             raise StopIteration
-        raise entry
+        try:
+            raise entry
+        finally:
+            del entry  # the error's traceback has this frame: the cycle would keep the arrays of the run alive
 
     def close(self) -> None:
         """End the thread and drop the lists that it has prepared."""
@@ -91,3 +94,6 @@ class Prefetcher(Iterator[Any]):
         # Python refuses to close a generator that runs in another thread: then the daemon thread keeps it.
         if close is not None and not self._thread.is_alive():
             close()
+        self._ready.clear()
+        with self._queue.mutex:
+            self._queue.queue.clear()

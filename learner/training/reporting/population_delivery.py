@@ -55,14 +55,16 @@ class PopulationDelivery(Delivery):
         super().deliver_one(item)
 
     def _measure(self, read: StepsRead) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        measured = []
+        measured, halted = [], []
         for lane, member in self._active():
             pairs = [(dispatched, member_of(values, lane)) for dispatched, values in read.pairs]
             measured.append(member.deliver_group(dataclasses.replace(read, pairs=pairs)))
-            if (halted := member.nonfinite.halted) is not None:
+            if member.nonfinite.halted is not None:
                 member.journal_end()
-                # The run of the population has halted only when none of its members trains any more.
-                self.nonfinite.halted = None if self._active() else halted
+                halted.append(member.nonfinite.halted)
+        # The run of the population has halted only when none of its members trains any more.
+        if halted and not self._active():
+            self.nonfinite.halted = max(halted, key=lambda stop: stop.step)
         count = max(len(weights) for _, weights in measured)
         if not self.has_listeners:
             return {}, measured[0][1][:count]

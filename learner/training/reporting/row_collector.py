@@ -58,12 +58,15 @@ class RowCollector(ThreadOwned):
         self._collected.pop(split, None)
 
     def to_store(self) -> dict[str, Any]:
-        """Return the rows for a checkpoint: arrays by split, number of the metric, and number of the leaf."""
+        """Return the rows for a checkpoint: arrays by split, number of the metric, and number of the leaf. Metrics
+        without a row are left out, as Orbax refuses empty arrays: all steps so far were skipped.
+        """
         rows: dict[str, Any] = {}
         for split, metrics in self._collected.items():
             for index, name in enumerate(metrics):
-                columns = {str(i): column for i, column in enumerate(self._columns(split, name))}
-                rows.setdefault(split, {})[str(index)] = columns
+                columns = self._columns(split, name)
+                if any(map(len, columns)):
+                    rows.setdefault(split, {})[str(index)] = {str(i): column for i, column in enumerate(columns)}
         return rows
 
     def _columns(self, split: str, name: str) -> list[np.ndarray]:

@@ -1,9 +1,11 @@
 """Tests of dispatches: order, grouping, buffers, positions, prefetching and malformed batches."""
 
 import contextlib
+import gc
 import itertools
 import threading
 import traceback
+import weakref
 
 import jax
 import numpy as np
@@ -565,6 +567,33 @@ def test_closing_ends_the_thread_in_the_middle_of_an_endless_iterator_and_closes
     ahead.close()
     assert closed.is_set()
     assert not ahead._thread.is_alive()
+
+
+def test_an_error_of_the_data_keeps_nothing_alive():
+    """Without a collection of cycles: the next run may need the memory of the device."""
+
+    class Rows(list):
+        pass
+
+    def failing(refs):
+        for number in range(3):
+            rows = Rows([number])
+            refs.append(weakref.ref(rows))
+            yield rows
+        raise ValueError("a damaged row")
+
+    refs = []
+    gc.disable()
+    try:
+        ahead = Prefetcher(failing(refs), depth=4)
+        try:
+            list(ahead)
+        except ValueError:
+            ahead.close()
+        del ahead
+        assert [ref() for ref in refs] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_closing_before_the_first_item_and_twice():
