@@ -44,6 +44,7 @@ from learner.training.selection import Exploit, Halving, Selection
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod
 from learner.util.addresses import refuse_address
+from learner.util.number_checks import is_int, is_number
 from learner.util.slurm import job_end
 from learner.util.text import name_of
 
@@ -687,7 +688,7 @@ class LearnerBuilder:
                     code="builder-time-limit-missing",
                 )
             return self._set(job_ends=end, time_limit=None)
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        if not is_number(seconds) or not seconds > 0:
             raise LearnerError(
                 f"with_time_limit got {seconds!r}; it needs a number of seconds greater than 0",
                 code="builder-time-limit-value",
@@ -735,7 +736,7 @@ class LearnerBuilder:
             exits with code 75 (a temporary failure, for schedulers that restart jobs). Nothing is saved then, and
             `resume()` continues from the last checkpoint.
         """
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        if not is_number(seconds) or not 0 < seconds < math.inf:
             raise LearnerError(
                 f"watchdog got {seconds!r}; it needs a number of seconds greater than 0",
                 code="builder-watchdog-value",
@@ -961,7 +962,7 @@ def _complete_options(options: Options) -> Options:
 
 
 def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_int(value) or value < least:
         raise LearnerError(
             f"{name} is {value!r}; it needs a whole number, {least} or more",
             code="builder-number-value",

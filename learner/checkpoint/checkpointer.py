@@ -77,6 +77,7 @@ class Checkpointer:
         path = directory if is_address(directory) else Path(directory).absolute()
         keep = Retention(options.keep_last, options.keep_best, None, higher_is_better)
         self._store, self._higher_is_better = CheckpointStore(path, keep), higher_is_better
+        self._is_prepared = False
         self._damaged: set[int] = set()  # steps of checkpoints that `restore` has skipped
 
     @property
@@ -131,7 +132,9 @@ class Checkpointer:
             "info": dict(info or {}),
             "numbers": {name: repr(x) for name, x in plain.items()},  # JSON has no NaN
         }
-        self._store.prepare()
+        if not self._is_prepared:  # once, as it lists the directory
+            self._store.prepare()
+            self._is_prepared = True
         for number in self._store.steps:
             if number >= step and number in self._damaged:
                 self._store.remove(number)

@@ -39,6 +39,7 @@ from learner.steps.optimizer import check_optimizer, init_optimizer
 from learner.steps.train_state import TrainState
 from learner.util.addresses import is_address, refuse_store
 from learner.util.machine import machine_memory
+from learner.util.number_checks import is_int
 from learner.util.optional import is_instance_of
 from learner.util.text import printable
 
@@ -243,7 +244,7 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
             name=name,
             which=which,
         )
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+    if step is not None and (not is_int(step) or step < 0):
         raise LearnerError(
             f"step of {name} is {step!r}; it needs a whole number, 0 or more",
             code="checkpoint-step-value",

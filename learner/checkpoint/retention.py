@@ -8,6 +8,7 @@ from learner.checkpoint.records import RECORDED
 from learner.errors import LearnerError
 from learner.records.recorder import Recorder
 from learner.util.addresses import refuse_store
+from learner.util.number_checks import is_int, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class CheckpointOptions:
         for name, least in numbers.items():
             value = getattr(self, name)
             optional = value is None and name not in ("keep_last", "keep_best")
-            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if not optional and (not is_int(value) or value < least):
                 raise LearnerError(
                     f"{name} of with_file_checkpointer is {value!r}; it needs a whole number, {least} or more",
                     code="checkpoint-option-number",
@@ -58,7 +59,7 @@ class CheckpointOptions:
         if self.directory is not None:
             refuse_store(self.directory)
         seconds = self.every_seconds
-        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0):
+        if seconds is not None and (not is_number(seconds) or seconds <= 0):
             raise LearnerError(
                 f"every_seconds of with_file_checkpointer is {seconds!r}; it needs a number of seconds greater than 0",
                 code="checkpoint-every-seconds-value",

@@ -11,6 +11,7 @@ from learner.events import Event, Listener, RunEnded, RunFailed, RunStarted, Spl
 from learner.loggers.posts import header_problems, is_transient, post
 from learner.loggers.secrets import parts_of, resolve
 from learner.util.json_values import encode
+from learner.util.number_checks import is_number
 from learner.util.retries import Retries
 from learner.util.urls import refuse_url, without_user
 
@@ -62,7 +63,7 @@ class Webhook(Listener):
         chosen, self.monitors = (((words,) if isinstance(words, str) else tuple(words)) for words in (on, monitors))
         problems = [f"on has {kind!r}: {near(str(kind), KINDS)}" for kind in chosen if kind not in KINDS]
         problems += address_problems(url) + header_problems({} if headers is None else headers)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        if not is_number(timeout) or not timeout > 0:
             problems.append(f"timeout of Webhook is {timeout!r}; it needs a number of seconds greater than 0")
         if problems:
             raise one_error(problems, "Webhook cannot be used", code="logger-arguments-wrong")

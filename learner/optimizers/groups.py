@@ -71,7 +71,7 @@ class Group:
             if not needs_run_length(self.lr) and (problems := check_schedule(self.lr)):
                 raise one_error([f"lr of a group: {problem}" for problem in problems], code="optimizer-group-lr")
             return
-        if isinstance(self.lr, bool) or not isinstance(self.lr, int | float) or not 0 <= self.lr < math.inf:
+        if not is_number(self.lr) or not 0 <= self.lr < math.inf:
             raise LearnerError(
                 f"lr of a group is {self.lr!r}; it needs a factor of the run's rate, 0 or more, or a schedule",
                 code="optimizer-group-lr",

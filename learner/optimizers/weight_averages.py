@@ -11,7 +11,7 @@ import optax
 from learner.errors import LearnerError
 from learner.optimizers.base import OptimizerFactory, refuse_no_function
 from learner.steps.extra import accepting
-from learner.util.number_checks import is_int
+from learner.util.number_checks import is_int, is_number
 from learner.util.text import name_of
 
 
@@ -55,7 +55,7 @@ class Ema(OptimizerFactory):
     start: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not 0 <= self.decay < 1:
+        if not is_number(self.decay) or not 0 <= self.decay < 1:
             shown = name_of(self.decay) if callable(self.decay) else repr(self.decay)
             raise LearnerError(
                 f"decay of Ema is {shown}; it needs a number from 0 to below 1, as in Ema(optax.adamw, decay=0.999)",

@@ -28,7 +28,7 @@ from learner.models.base import OF_GRADIENTS, Trainable, same_structure, same_tr
 from learner.steps.outputs import TrainOutput
 from learner.steps.step_definition import step_fn
 from learner.steps.streams import MODEL_STREAM
-from learner.steps.tree_math import like
+from learner.steps.tree_math import like, scale_by_weight, sum_dtype
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -137,7 +137,7 @@ class GradientsAccumulator:
 
     def _begin(self, grads: PyTree) -> None:
         self._dtypes = tuple(jnp.result_type(g) for g in jax.tree.leaves(grads))
-        self._sums = jax.tree.map(lambda g: jnp.zeros(jnp.shape(g), _sum_dtype(g)), grads)
+        self._sums = jax.tree.map(lambda g: jnp.zeros(jnp.shape(g), sum_dtype(jnp.result_type(g))), grads)
 
     def accumulate(self, grads: PyTree, weight: Any = 1.0) -> None:
         """Add gradients.
@@ -166,8 +166,7 @@ class GradientsAccumulator:
             )
 
         def add(total: Array, g: Array) -> Array:
-            g = jnp.asarray(g).astype(total.dtype) * weight.astype(total.dtype)
-            return total + jnp.where(weight > 0, g, jnp.zeros((), total.dtype))
+            return total + scale_by_weight(jnp.asarray(g).astype(total.dtype), weight)
 
         self._sums = jax.tree.map(add, self._sums, grads)
         self.weight = self.weight + weight
@@ -211,8 +210,3 @@ def _differences(new: PyTree, old: PyTree) -> list[str]:
         if shapes[0].get(name) != shapes[1].get(name)
     ]
     return texts if texts or same_tree(new, old) else ["their containers are of other types"]
-
-
-def _sum_dtype(g: Any) -> Any:
-    dtype = jnp.result_type(g)
-    return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32

@@ -237,16 +237,14 @@ def check_replicas(optimizer: OptimizerFn | None, params: PyTree) -> list[str]:
                 why = f"the optimizer ({name}) evaluates the loss again in each step (as a line search does)"
         except Exception:
             why = f"the optimizer ({name_of(optimizer)}) needs the gradient of each example"
-    return (
-        [
-            Problem(
-                f"{why}, and each device of Replicated has a share of it: use strategy(Sharded())",
-                code="optimizer-needs-whole-batch",
-            )
-        ]
-        if why
-        else []
-    )
+    if not why:
+        return []
+    return [
+        Problem(
+            f"{why}, and each device of Replicated has a share of it: use strategy(Sharded())",
+            code="optimizer-needs-whole-batch",
+        )
+    ]
 
 
 def _changed(old: PyTree, new: PyTree) -> list[str]:

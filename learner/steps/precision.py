@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError, Problem
+from learner.util.number_checks import is_int
 
 Array = Any
 PyTree = Any
@@ -87,7 +88,7 @@ class LossScale:
                 f"start of LossScale is {self.start!r}; it needs a power of two from 1 to 2**24",
                 code="precision-loss-scale-start",
             )
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+        if not is_int(self.every) or self.every < 1:
             raise LearnerError(
                 f"every of LossScale is {self.every!r}; it needs a whole number, 1 or more",
                 code="precision-loss-scale-every",

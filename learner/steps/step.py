@@ -350,10 +350,8 @@ class StepFunctions(StepDefinition):
 
     def _required_norms(self, old: PyTree, new: PyTree) -> dict[str, Array]:
         """Return the norms that metrics require, for a step that replaced the `old` parameters by the `new` ones."""
-        norms = {}
-        for name in self.train_metrics.requires:
-            norms[name] = global_norm(new if name == "param_norm" else difference(new, old))
-        return norms
+        requires = self.train_metrics.requires
+        return {name: global_norm(new if name == "param_norm" else difference(new, old)) for name in requires}
 
     def _check_finite(
         self, state: TrainState, weight: Array, loss: Array, norm: Array, wrong_labels: Array

@@ -22,7 +22,7 @@ from learner.steps.optimizer import init_optimizer, no_loss, update_params
 from learner.steps.population import Start
 from learner.training.options import Options
 from learner.util.jax_internals import distributed_state
-from learner.util.number_checks import is_finite
+from learner.util.number_checks import is_finite, is_int
 from learner.util.text import first_line, name_of
 
 MOST_SEED = 2**32
@@ -155,7 +155,7 @@ def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int 
                 code="population-empty",
             )
         )
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+    if size is not None and (not is_int(size) or size < 1):
         problems.append(Problem(f"size is {size!r}; it needs a whole number, 1 or more", code="population-size"))
         size = None
     if distributions and size is None and not problems:

@@ -27,6 +27,7 @@ from learner.runs.metric_logs import RunFiles
 from learner.training.files.directory import holds_run, problem_with
 from learner.training.files.run_metadata import commit, environment
 from learner.util.disk import make_directory
+from learner.util.number_checks import is_int
 
 END = "the end of the loop"
 SPLITS = ("train", "valid", "custom")
@@ -97,7 +98,7 @@ class RunWriter:
                 code="directory-holds-run",
                 directory=directory,
             )
-        if resume_at is not None and (isinstance(resume_at, bool) or not isinstance(resume_at, int) or resume_at < 0):
+        if resume_at is not None and (not is_int(resume_at) or resume_at < 0):
             raise LearnerError(
                 f"resume_at is {resume_at!r}; it needs the number of an optimizer step, from 0", code="resume-at-value"
             )

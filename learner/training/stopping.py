@@ -12,6 +12,7 @@ from learner.distributed.process_records import COMPARED, ProcessRecords
 from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.util.json_values import decode
+from learner.util.number_checks import is_int
 from learner.util.text import count
 
 
@@ -40,7 +41,7 @@ class MetricEarlyStopping:
         warmup: int = 0,
     ):
         for name, value, least in (("patience", patience, 1), ("warmup", warmup, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_int(value) or value < least:
                 raise LearnerError(
                     f"{name} of MetricEarlyStopping is {value!r}; it needs a whole number, {least} or more",
                     code="stopping-number-value",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from learner.errors import LearnerError
+from learner.util.number_checks import is_int
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class Retries:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
+        if not is_int(self.times) or self.times < 0:
             raise LearnerError(f"retries is {self.times!r}; it needs a whole number, 0 or more", code="retries-value")
 
     def call(

@@ -22,6 +22,7 @@ from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 PyTree = Any
+OF_OTHER_MODELS = LearnerError, AttributeError, KeyError, TypeError, ValueError  # of a model that a hook has changed
 SHOWN = 5  # arrays in the text of an error
 
 
@@ -185,7 +186,7 @@ class Runner:
         """Return the arrays of a model that `model()` has returned, by path; empty if its structure has changed."""
         try:
             params, model_state = self._step.adapter.read_all(model)
-        except (LearnerError, AttributeError, KeyError, TypeError, ValueError):
+        except OF_OTHER_MODELS:
             return {}
         return {**named_leaves(params), **named_leaves(model_state)}
 
@@ -193,7 +194,7 @@ class Runner:
         """Return the attributes of a model that are no variables, by path; empty if it has another structure."""
         try:
             return self._step.adapter.attributes(model)
-        except (LearnerError, AttributeError, KeyError, TypeError, ValueError):
+        except OF_OTHER_MODELS:
             return {}
 
     def replace_model(self, model: Any) -> None:
@@ -206,7 +207,7 @@ class Runner:
         state = self.copy(self.state)
         try:
             params, model_state = self._step.adapter.read_all(model)
-        except (LearnerError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except OF_OTHER_MODELS as error:
             raise LearnerError(
                 f"a hook returned a different model, a {type(model).__name__}: return the model that it received, "
                 "with new values in its arrays",
