@@ -100,7 +100,9 @@ class History(Mapping[str, list[Any]]):
 
     def to_json(self) -> dict[str, Any]:
         """Return the history as plain lists, for `json`."""
-        return {key: [list(map(encode, point)) for point in points] for key, points in self._points.items()}
+        return {
+            key: [[epoch, step, encode(value)] for epoch, step, value in points] for key, points in self._points.items()
+        }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "History":

@@ -16,12 +16,13 @@ def encode(value: Any) -> Any:
     >>> encode({"loss": [0.5, float("inf")], "at": Path("a/b")})
     {'loss': [0.5, 'Infinity'], 'at': 'a/b'}
     """
-    if isinstance(value, Mapping):
-        return {str(key): encode(item) for key, item in value.items()}
+    # The common types first, as a history may have millions of values: the test for a mapping is slow.
+    if value is None or isinstance(value, (str, bool, int)) or (type(value) is float and math.isfinite(value)):
+        return value
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     number = value.item() if hasattr(value, "item") else value
