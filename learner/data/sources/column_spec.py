@@ -127,7 +127,7 @@ def _malformed_options(fields: Any, labels: Any, missing: Any, unknown: Any) -> 
     for field, names in labels.items() if isinstance(labels, Mapping) else ():
         if names is not None and (not isinstance(names, list | tuple) or len({*map(str, names)}) < len(names)):
             problems.append(f"labels.{field} is {names!r}: it needs a list of texts, each once, or null for all")
-    if missing is not None and (not is_number(missing)):
+    if missing is not None and not is_number(missing):
         problems.append(f"missing is {missing!r}: it needs a number (NaN is .nan in YAML)")
     if unknown is not None and not isinstance(unknown, Mapping):
         problems.append(f"unknown is {unknown!r}: it needs a mapping of fields with labels, such as {{'item': 1000}}")
