@@ -12,6 +12,7 @@ import jax
 from learner.diagnostics.sharding_report import PARTS, placed_arrays
 from learner.events import Message, Overview
 from learner.models.array_info import array_infos
+from learner.optimizers.description import optimizer_text
 from learner.renderers.overview_text import needs
 from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.flops import step_flops
@@ -22,7 +23,6 @@ from learner.training.checks.step_tracing import Tracing
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import run_length
 from learner.training.feed.prefetch import IN_MEMORY
-from learner.training.files.run_metadata import optimizer_text
 from learner.training.programs.oom import OomContext
 from learner.training.programs.program_memory import memory_of
 from learner.training.run import Run

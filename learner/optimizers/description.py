@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from learner.schedules.base import Schedule
@@ -30,6 +30,18 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any]:
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     settings = {name: _text(value) for name, value in {**defaults, **given}.items()}
     return {"name": name_of(function), "settings": settings}
+
+
+def optimizer_text(optimizer: Callable[..., Any]) -> str:
+    """Return the name of an optimizer, with its fixed arguments.
+
+    >>> import optax
+    >>> optimizer_text(optax.sgd), optimizer_text(functools.partial(optax.adamw, weight_decay=0.1))
+    ('sgd', 'adamw(weight_decay=0.1)')
+    """
+    fixed = getattr(optimizer, "keywords", {})
+    plain = [f"{key}={value!r}" for key, value in fixed.items() if isinstance(value, str | int | float | bool)]
+    return name_of(optimizer) + (f"({', '.join(plain)})" if plain else "")
 
 
 def optimizer_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

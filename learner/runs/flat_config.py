@@ -1,5 +1,6 @@
 """Configs as flat mappings, for comparison."""
 
+import ast
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,6 +39,25 @@ def text_of(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else str(encode(value))
+
+
+def optimizer_config(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of an optimizer in the form of a config.
+
+    >>> optimizer_config({"name": "adamw", "settings": {"b1": "0.9", "mask": "None", "mu_dtype": "bfloat16"}})
+    {'class_path': 'adamw', 'init_args': {'b1': 0.9, 'mask': None, 'mu_dtype': 'bfloat16'}}
+    """
+    arguments = {name: _evaluated(str(text)) for name, text in description["settings"].items()}
+    return {"class_path": description.get("name"), "init_args": arguments}
+
+
+def _evaluated(text: str) -> Any:
+    """Return the number, text, bool or None that a `repr` shows; for anything else, the `repr`."""
+    try:
+        value = ast.literal_eval(text)
+    except Exception:  # the journal may come from anywhere
+        return text
+    return value if value is None or isinstance(value, bool | int | float | str) else text
 
 
 def _pairs(key: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,5 @@
 """A run, read from its files."""
 
-import ast
 import contextlib
 import dataclasses
 import functools
@@ -19,7 +18,7 @@ from learner.config.mappings import is_deep, read_mapping
 from learner.errors import LearnerError, near
 from learner.events import MetricInfo
 from learner.runs.evaluations import read_evaluations
-from learner.runs.flat_config import DEEPEST, flat
+from learner.runs.flat_config import DEEPEST, flat, optimizer_config
 from learner.runs.growing import GrowingLines
 from learner.runs.history import History, Point
 from learner.runs.journal import ENDS, EVALUATION, LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
@@ -229,10 +228,9 @@ class RunReader:
         """
         settings = self._recorded("fingerprint").get("settings")
         described = settings.get("optimizer") if isinstance(settings, Mapping) else None
-        if not isinstance(described, Mapping) or not isinstance(values := described.get("settings"), Mapping):
+        if not isinstance(described, Mapping) or not isinstance(described.get("settings"), Mapping):
             return {}
-        named = {f"optimizer.{name}": _plain_value(str(text)) for name, text in values.items()}
-        return {"optimizer": described.get("name"), **named}
+        return flat({"optimizer": optimizer_config(described)})
 
     def _recorded(self, what: str) -> Mapping[str, Any]:
         value = self._recorded_value(what)
@@ -514,15 +512,6 @@ def _time_parts(entry: Mapping[str, Any]) -> dict[str, float]:
     parts = entry.get("seconds") if entry.get("event") in (*ENDS, "error") else None
     pairs = parts.items() if isinstance(parts, dict) else ()
     return {name: x for name, x in pairs if name in TIME_PARTS and is_finite(x) and 0 <= x < LARGEST}
-
-
-def _plain_value(text: str) -> Any:
-    """Return the number, text, bool or None that a `repr` shows; for anything else, the `repr`."""
-    try:
-        value = ast.literal_eval(text)
-    except Exception:  # the journal may come from anywhere
-        return text
-    return value if value is None or isinstance(value, bool | int | float | str) else text
 
 
 def non_negative_int(value: Any) -> int:

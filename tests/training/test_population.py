@@ -296,7 +296,7 @@ def test_member_directories_are_runs(four):
         assert "run.lock" not in files
         start = json.loads((directory / name / "journal.jsonl").read_text().splitlines()[0])
         assert start["config"]["lr"] == float(name[7:10])
-        assert start["config"]["optimizer"] == f"sgd(momentum={name[-3:]})"
+        assert start["config"]["optimizer"]["init_args"]["momentum"] == float(name[-3:])
         assert run.status.word == "ended"
     assert json.loads((directory / "model.json").read_text()) == json.loads(
         (directory / names[0] / "model.json").read_text()

@@ -3,18 +3,18 @@
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from learner.optimizers.schedule_resolution import OF_RUN
+from learner.runs.flat_config import optimizer_config
 from learner.runs.journal import OBSERVER_KEYS
 from learner.steps.step import StepFunctions
 from learner.training.options import Options
 from learner.training.progress.snapshot import platform_facts
 from learner.util.distribution import versions
 from learner.util.json_values import encode
-from learner.util.text import name_of
 
 PACKAGES = ("learner", "flax", "optax", "orbax-checkpoint", "numpy")
 SECONDS = 5.0  # the timeout of git
@@ -33,7 +33,7 @@ def run_metadata(options: Options, step: StepFunctions, settings: Mapping[str, A
 
 def hyperparameters(options: Options, step: StepFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a run's config file, without listeners (`metric_loggers`, `renderer`). For a run started
-    from Python, return the options and names that JSON can express.
+    from Python, return the options and names that JSON can express, and the optimizer with all its settings.
     """
     if options.config_text is not None:
         from learner.config.safe_yaml import parse_yaml
@@ -41,29 +41,17 @@ def hyperparameters(options: Options, step: StepFunctions, settings: Mapping[str
         content = parse_yaml(options.config_text)
         return {str(key): encode(value) for key, value in content.items() if key not in OBSERVER_KEYS}
     rate = settings["schedules"].get(OF_RUN, settings["learning rate"])
-    optimizer = None if step.optimizer is None else optimizer_text(step.optimizer)
+    described = settings["optimizer"]
     metrics = {kind: [m.name for m in options.metrics_of(kind)] for kind in ("train", "valid")}
     execution = {"precision": settings["precision"], "strategy": settings["strategy"], "metrics": metrics}
     content = {
         "model": f"{step.adapter.name} ({step.adapter.kind})",
-        "optimizer": optimizer,
+        "optimizer": None if described is None else optimizer_config(described),
         "lr": rate,
         **options.recorded("journal"),
         **execution,
     }
     return {key: encode(value) for key, value in content.items() if value is not None}
-
-
-def optimizer_text(optimizer: Callable[..., Any]) -> str:
-    """Return the name of an optimizer, with its fixed arguments.
-
-    >>> import functools, optax
-    >>> optimizer_text(optax.sgd), optimizer_text(functools.partial(optax.adamw, weight_decay=0.1))
-    ('sgd', 'adamw(weight_decay=0.1)')
-    """
-    fixed = getattr(optimizer, "keywords", {})
-    plain = [f"{key}={value!r}" for key, value in fixed.items() if isinstance(value, str | int | float | bool)]
-    return name_of(optimizer) + (f"({', '.join(plain)})" if plain else "")
 
 
 def environment() -> dict[str, Any]:

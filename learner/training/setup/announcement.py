@@ -1,6 +1,5 @@
 """The announcement of a run's start and end: in the journal, in the log, and for the listeners."""
 
-import dataclasses
 import logging
 import math
 import operator
@@ -115,10 +114,7 @@ def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member
 
 def _metadata(spec: RunSpec, options: Options, member: Member | None) -> dict[str, Any]:
     """Return the metadata of a run, or for a member, those of a separate run with its settings."""
-    step, settings = spec.step, spec.fingerprint["settings"]
-    if member is not None and step.optimizer is not None:
-        step = dataclasses.replace(step, optimizer=member.optimizer(step.optimizer))
-    metadata = run_metadata(options, step, settings)
+    metadata = run_metadata(options, spec.step, _fingerprint(spec, member)["settings"])
     if member is not None:
         metadata["config"] |= member.values
     elif spec.members:

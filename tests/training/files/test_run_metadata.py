@@ -14,6 +14,10 @@ import pytest
 from learner.events import RunStarted
 from learner.loggers import MemoryLogger
 from learner.metrics import LearningRate
+from learner.optimizers import Ema
+from learner.optimizers.configs import SGD
+from learner.runs import RunReader
+from learner.runs.flat_config import flat
 from learner.schedules import Cosine
 from learner.training.files import run_metadata
 from learner.training.files.run_metadata import commit, environment
@@ -77,7 +81,10 @@ def test_a_run_from_python_records_its_options(tmp_path):
     (event,) = memory.of(RunStarted)
     assert event.config == {
         "model": "dict (pytree)",
-        "optimizer": "sgd(momentum=0.9)",
+        "optimizer": {
+            "class_path": "sgd",
+            "init_args": {"momentum": 0.9, "nesterov": False, "accumulator_dtype": None},
+        },
         "lr": "Cosine(first=0.1) in 3 steps",
         "num_epochs": 1,
         "grads_accumulation": 2,
@@ -92,6 +99,28 @@ def test_a_run_from_python_records_its_options(tmp_path):
     start = journal_of(tmp_path / "run")[0]
     assert (start["event"], start["config"], start["commit"]) == ("start", event.config, event.commit)
     assert start["environment"] == event.environment
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        (
+            Ema(optax.adam, decay=0.75),
+            {"": "Ema", ".optimizer": "adam", ".decay": 0.75, ".warmup": True, ".start": 0},
+        ),
+        (
+            SGD(momentum=0.5),
+            {"": "sgd", ".momentum": 0.5, ".nesterov": False, ".accumulator_dtype": None, ".clip_norm": None},
+        ),
+    ],
+)
+def test_loggers_get_the_settings_of_optimizers_that_compare_shows(tmp_path, optimizer, settings):
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path / "run").metric_loggers(memory), optimizer=optimizer).fit(batches())
+    logged = flat(memory.of(RunStarted)[0].config)
+    expected = {f"optimizer{key}": value for key, value in settings.items()}
+    assert {key: value for key, value in logged.items() if key.startswith("optimizer")} == expected
+    assert RunReader(tmp_path / "run").optimizer == expected
 
 
 def test_a_run_from_a_config_records_it_without_addresses(tmp_path):
