@@ -163,8 +163,9 @@ def by_number(text: str) -> list[tuple[int, str]]:
     >>> sorted(["run-10", "run-9", "a"], key=by_number)
     ['a', 'run-9', 'run-10']
     """
-    words = re.split(r"(\d+)", text)
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
+    words = [word.lstrip("0") if word.isdecimal() else word for word in re.split(r"(\d+)", text)]
+    # Not with int, which refuses thousands of digits: of two numbers, the longer one is larger.
+    return [(len(word), word) if index % 2 else (-1, word) for index, word in enumerate(words)]
 
 
 def name_of(thing: Any) -> str:

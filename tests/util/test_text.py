@@ -1,10 +1,12 @@
 """Tests of texts that are shown to people."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.util.text import LONGEST, aligned, count, duration, printable, short, wrapped
+from learner.util.text import LONGEST, aligned, by_number, count, duration, printable, short, wrapped
 
 
 @pytest.mark.parametrize(
@@ -77,3 +79,10 @@ def test_number_and_unit_stay_on_one_line():
         assert " ".join(map(str.strip, lines)) == text
         for quantity in ("1.7 s:", "340.0 kB", "(67 %),", "25 ms", "(25 %)"):
             assert any(quantity in line for line in lines)
+
+
+def test_numbers_of_any_length_are_sorted_by_value():
+    """Python refuses to convert more than 4300 digits to an int."""
+    texts = ["run-2", "run-010", "run-11", f"run-{'9' * 5000}", f"run-1{'0' * 5000}", "run-a"]
+    assert sorted(random.Random(0).sample(texts, len(texts)), key=by_number) == texts
+    assert by_number("x07") == by_number("x7")
