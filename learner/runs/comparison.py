@@ -99,7 +99,8 @@ class Comparison(ComparisonTable):
             columns = self._columns(shown, SECONDARY[:number])
             if max(map(len, text := _table(columns.values()))) <= width:
                 return text
-        return fitted_table(list(columns.values()), width, lambda: self._fitting(columns, shown, width))
+        every = len(self._columns(shown, ()))
+        return fitted_table(list(columns.values()), width, lambda: self._fitting(columns, shown, width), every)
 
     def _columns(self, settings: Sequence[str], left_out: Sequence[str]) -> dict[str, list[str]]:
         """Return the columns as texts, titles first, by their names in `rows`; metrics by their keys."""
@@ -378,16 +379,18 @@ def _table(columns: Iterable[Sequence[str]]) -> list[str]:
 
 
 def fitted_table(
-    columns: Sequence[Sequence[str]], width: int | None, fitting: Callable[[], Sequence[Sequence[str]]]
+    columns: Sequence[Sequence[str]], width: int | None, fitting: Callable[[], Sequence[Sequence[str]]], every: int
 ) -> list[str]:
-    """Return columns as lines of text that fit into the width: as a table, transposed, or only those of `fitting`."""
+    """Return columns as lines of text that fit into the width: as a table, transposed, or only those of `fitting`, with
+    the number of the others among all `every` columns.
+    """
     text, turned = _table(columns), aligned(columns)
     if width is None or max(map(len, text)) <= width:
         return text
     if max(map(len, turned)) <= width:
         return turned
     shown = fitting()
-    hidden = count(len(columns) - len(shown), "further column")
+    hidden = count(every - len(shown), "further column")
     return [*_table(shown), f"{hidden}: --metric=NAME selects, --csv has all"]
 
 

@@ -70,7 +70,8 @@ class ComparisonMeans(ComparisonTable):
         for key in self.metrics:
             columns += self._columns(key)
         columns = [list(map(printable, column)) for column in columns]
-        return [*fitted_table(columns, width, lambda: _first_columns(columns, width or 0)), *self._notes()]
+        text = fitted_table(columns, width, lambda: _first_columns(columns, width or 0), len(columns))
+        return [*text, *self._notes()]
 
     def _columns(self, key: str) -> list[list[str]]:
         which = _shown(self.rows, key)

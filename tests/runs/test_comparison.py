@@ -99,7 +99,19 @@ def test_table_on_narrow_terminals(runs):
         "valid/Score     0.7     0.9",
     ]
     assert comparison.lines(width=20)[:-1] == ["run   lr  valid/Loss", "a    0.1           1", "b    0.2           1"]
-    assert comparison.lines(width=20)[-1].startswith("3 further columns: ")
+    assert comparison.lines(width=20)[-1].startswith("9 further columns: ")
+
+
+def test_further_columns_include_those_that_narrow_tables_omit(tmp_path):
+    """There are 13 columns: run, status, epochs, steps, time, 2 settings, and 3 of each of the 2 metrics. As the
+    transposed table is too wide, 4 are shown.
+    """
+    for number in range(12):
+        name = tmp_path / f"a-long-name-{number}"
+        write_run(name, {"valid/Loss": [1.0], "valid/Score": [0.5]}, config=f"a: {number}\nb: {number}\n")
+    lines = compare(find_runs([tmp_path])).lines(width=40)
+    assert lines[0].split() == ["run", "status", "a", "valid/Loss"]
+    assert lines[-1].startswith("9 further columns: ")
 
 
 def test_requested_columns_are_shown_at_any_width(tmp_path):
