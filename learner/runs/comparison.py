@@ -1,7 +1,9 @@
 """Comparison of runs: the settings that differ, and the results."""
 
 import abc
+import collections
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -90,7 +92,7 @@ class Comparison(ComparisonTable):
             the table is transposed; then only the columns that fit are shown: the requested ones, the first metric, and
             the first settings before the rest.
         """
-        first = self.settings[:settings]
+        first = {*self.settings[:settings]}
         shown = [key for key in self.settings if key in first or setting_column(key) in self.requested]
         columns = self._columns(shown, ())
         if width is None:
@@ -168,7 +170,7 @@ class _RunSummary:
         higher = frozenset(key for key, info in run.metrics.items() if info.higher_is_better)
         return cls(fixed, run.has_config, run.config, run.fingerprint, run.optimizer, best, last, higher)
 
-    @property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         """The config and the other recorded facts: data, program, seed and learning rate."""
         return {**self.fingerprint, **self.config}
@@ -294,10 +296,13 @@ def _without_duplicates(settings: Sequence[str], facts: Sequence[str], runs: Seq
     """Return settings and facts without duplicates: of `train.batch_size` and the fact `data.train.batch_size`, keep
     the setting, or the fact if only that is known for all runs.
     """
+    by_name: dict[str, list[str]] = {}
+    for key in settings:
+        by_name.setdefault(_name(key), []).append(key)
     dropped: set[str] = set()
     for fact in facts:
         values = [run.settings.get(fact) for run in runs]
-        named = {key: [run.settings.get(key) for run in runs] for key in settings if _name(key) == _name(fact)}
+        named = {key: [run.settings.get(key) for run in runs] for key in by_name.get(_name(fact), ())}
         duplicates = {
             k: own for k, own in named.items() if all(a in (None, b) for a, b in zip(own, values, strict=True))
         }
@@ -336,9 +341,12 @@ def _row(run: _RunSummary, settings: Sequence[str], metrics: Sequence[str]) -> R
 def sort_column(sort: str, columns: Collection[str], metrics: Sequence[str], settings: Sequence[str]) -> str:
     """Return the key of the metric, or the column, that `sort` names."""
     key = next((key for key in metrics if sort in (key, key.split("/", 1)[1])), None)
-    names = {last_part(settings)(setting): setting_column(setting) for setting in settings}
-    column = key or names.get(sort, "seconds" if sort == "time" else sort)
-    if key is None and column not in columns:
+    if key is not None:
+        return key
+    title = last_part(settings)
+    names = {title(setting): setting_column(setting) for setting in settings}
+    column = names.get(sort, "seconds" if sort == "time" else sort)
+    if column not in columns:
         raise LearnerError(
             f"there is no column {sort!r} to sort by: {near(sort, [*dict.fromkeys([*metrics, *names, *columns])])}",
             code="run-column-unknown",
@@ -405,13 +413,20 @@ def cell(value: float | str | None) -> str:
 
 def last_part(keys: Sequence[str]) -> Callable[[str], str]:
     """Return the shortest unique suffix of each key that does not begin with an index."""
+    number = collections.Counter(end for key in keys for end in _ends(key))
 
     def name(key: str) -> str:
-        parts = key.split(".")
-        for length in range(1, len(parts)):
-            end = "." + ".".join(parts[-length:])
-            if not parts[-length].isdecimal() and sum(("." + other).endswith(end) for other in keys) == 1:
-                return end[1:]
-        return key
+        unique = (end for end in _ends(key) if not end.partition(".")[0].isdecimal() and number[end] == 1)
+        return next(unique, key)
 
     return name
+
+
+def _ends(key: str) -> list[str]:
+    """Return the suffixes of a key, the shortest first.
+
+    >>> _ends("model.layers.0")
+    ['0', 'layers.0', 'model.layers.0']
+    """
+    parts = key.split(".")
+    return [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import time
 import weakref
 
 import optax
@@ -112,6 +113,19 @@ def test_further_columns_include_those_that_narrow_tables_omit(tmp_path):
     lines = compare(find_runs([tmp_path])).lines(width=40)
     assert lines[0].split() == ["run", "status", "a", "valid/Loss"]
     assert lines[-1].startswith("9 further columns: ")
+
+
+@pytest.mark.full
+def test_runs_with_thousands_of_settings_are_compared_within_seconds(tmp_path):
+    """The time is that of the processor; with work for each pair of keys it would be minutes."""
+    for name in "abc":
+        write_run(tmp_path / name, config="".join(f"{name}{i}: {{value: {i}}}\n" for i in range(3000)))
+    runs = find_runs([tmp_path])
+    began = time.process_time()
+    comparison = compare(runs, sort="a7.value")
+    assert len(comparison.settings) == 9000
+    assert len(comparison.lines(width=100)) == 4 + 9000  # transposed
+    assert time.process_time() - began < 15
 
 
 def test_requested_columns_are_shown_at_any_width(tmp_path):
