@@ -163,7 +163,7 @@ def _numbers(line: Namespace) -> int:
     check_output(output, "a name" if into_directory else "the name of a file", directory=into_directory)
     if kind == TENSORBOARD:
         records = write_events(output, run)
-        written_bytes = sum(path.stat().st_size for path in output.glob("*.exported"))
+        written_bytes = sum(path.stat().st_size for path in output.rglob("*.exported"))
         command = f"tensorboard --logdir {shlex.quote(str(output))}"
         print(printable(f"{output}: {size(written_bytes)}, {count(records, 'record')}: {command}"))
         return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from learner.util.text import size
 from tests.support.tfevents import scalars
 from tests.support.written import write_run
 
@@ -146,7 +147,9 @@ def test_export_of_numbers_as_a_table(two, learner):
 def test_export_of_numbers_for_tensorboard(two, learner):
     code, out, err = learner("export", "runs/a", "--format=tensorboard")
     assert (code, err) == (0, "")
-    assert out.startswith("runs/a/numbers.tensorboard: ")
+    files = [path for path in Path("runs/a/numbers.tensorboard").rglob("*") if path.is_file()]
+    assert len(files) == 3  # of the run, and of two splits
+    assert out.startswith(f"runs/a/numbers.tensorboard: {size(sum(path.stat().st_size for path in files))}, ")
     assert out.endswith("records: tensorboard --logdir runs/a/numbers.tensorboard\n")
     assert scalars("runs/a/numbers.tensorboard")["valid/epoch/Loss"][0] == (2, pytest.approx(0.8))
     assert learner("export", "runs/a", "--format=tensorboard", "-o", "of a")[1].endswith("--logdir 'of a'\n")
