@@ -75,7 +75,9 @@ def summary(words: Sequence[str]) -> int:
             ) from error
         return 0
     run = RunReader(directory)
-    print(f"{printable(str(directory))}: this run has not ended ({printable(str(run.status))})")
+    is_over = run.status.word in ("ended", "stopped")
+    text = "there is no summary.json, so the values come from the journal" if is_over else "this run has not ended"
+    print(f"{printable(str(directory))}: {text} ({printable(str(run.status))})")
     content = {"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": _saved(run)}
     write_lines(summary_lines(content) if run.history else ["no epoch has ended yet", *endings(content)])
     return 0
