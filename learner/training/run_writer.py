@@ -20,7 +20,7 @@ from learner.errors import LearnerError
 from learner.events import MetricInfo
 from learner.runs.appended import shortest
 from learner.runs.history import History, summarize
-from learner.runs.journal import NUMBERS, OBSERVER_KEYS, read_journal
+from learner.runs.journal import LARGEST, NUMBERS, OBSERVER_KEYS, read_journal
 from learner.runs.layout import MARK
 from learner.runs.lock import locked
 from learner.runs.metric_logs import RunFiles
@@ -98,9 +98,10 @@ class RunWriter:
                 code="directory-holds-run",
                 directory=directory,
             )
-        if resume_at is not None and (not is_int(resume_at) or resume_at < 0):
+        if resume_at is not None and not (is_int(resume_at) and 0 <= resume_at < LARGEST):
             raise LearnerError(
-                f"resume_at is {resume_at!r}; it needs the number of an optimizer step, from 0", code="resume-at-value"
+                f"resume_at is {resume_at!r}; it needs the number of an optimizer step, from 0 to below {LARGEST}",
+                code="resume-at-value",
             )
         self._config = {str(key): value for key, value in (config or {}).items() if key not in OBSERVER_KEYS}
         self._metrics = {"Loss": ("", False), **{m.name: (m.unit, m.higher_is_better) for m in metrics}}
@@ -149,8 +150,13 @@ class RunWriter:
             `{"train": {"Loss": 0.5}, "valid": {"Loss": 0.6}}`.
 
         Raises:
-          LearnerError: there is no such split, or a value is neither a number nor a text.
+          LearnerError: there is no such split, a value is neither a number nor a text, or the step is negative or
+            2**53 or more.
         """
+        if not 0 <= int(step) < LARGEST:  # readers would take the line for a damaged one
+            raise LearnerError(
+                f"the step is {step}; it needs a number from 0 to below {LARGEST}", code="run-step-value"
+            )
         plain = {
             _split(split): {name: v if isinstance(v, str) else _number(name, v) for name, v in named.items()}
             for split, named in values.items()

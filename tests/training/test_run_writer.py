@@ -113,6 +113,8 @@ def test_an_exception_of_the_loop_is_recorded_and_raised(tmp_path):
         (lambda run: run.step({"Loss": [1, 2]}), "run-value-type", ("Loss", "list")),
         (lambda run: run.step({"Loss": 1}, split="test"), "run-split-unknown", ("test",)),
         (lambda run: run.end_epoch(1, {"../x": {"Loss": 1}}), "run-split-unknown", ("../x",)),
+        (lambda run: run.end_epoch(2**53, {"train": {"Loss": 1}}), "run-step-value", ("9007199254740992",)),
+        (lambda run: run.end_epoch(-1, {"train": {"Loss": 1}}), "run-step-value", ("-1",)),
         (lambda run: run.end_epoch(1, {"train": {"Loss": None}}), "run-value-type", ("Loss", "NoneType")),
     ],
 )
@@ -121,7 +123,7 @@ def test_invalid_values_are_refused(tmp_path, call, code, values):
         call(run)
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, True, "2"])
+@pytest.mark.parametrize("step", [-1, 1.5, True, "2", 2**53])
 def test_invalid_resume_steps_are_refused(tmp_path, step):
     with raises_code("resume-at-value"):
         RunWriter(tmp_path, resume_at=step)
