@@ -23,6 +23,8 @@ TIMES = {
     "other": "the rest",
 }
 """The parts of a run's time, and their names in the text."""
+NEWEST = 8
+"""Checkpoints that are named, besides the best one."""
 LENGTHS = {"num_epochs": "epochs", "num_steps": "steps"}
 """The ends of completed runs, and the unit that they count."""
 
@@ -48,10 +50,12 @@ def table(summary: Mapping[str, Any]) -> list[list[str]]:
 
 
 def places(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
-    """Return the directory and the paths of the checkpoints in it."""
+    """Return the directory and the paths of the best and the newest checkpoints in it."""
     lines = [f"directory: {printable(os.fspath(directory))}"] if directory is not None else []
-    if summary["checkpoints"]:
-        lines.append("checkpoints: " + ", ".join(map(_checkpoint, summary["checkpoints"])))
+    if entries := summary["checkpoints"]:
+        named = [entry for entry in entries[:-NEWEST] if entry.get("best") is True][:1] + entries[-NEWEST:]
+        more = f" and {len(entries) - len(named)} more" if len(entries) > len(named) else ""
+        lines.append(f"checkpoints: {', '.join(map(_checkpoint, named))}{more}")
     return lines
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from learner.renderers.summary_text import following, times
+from learner.renderers.summary_text import following, places, times
 from tests.support.codes import named_case
 
 SECONDS = {"total": 200.0, "compile": 20.0, "data": 1.0, "train": 150.0, "valid": 18.0, "save": 0.4, "other": 10.6}
@@ -87,3 +87,11 @@ def test_directories_are_quoted_and_printable():
     assert "  learner evaluate 'my runs/it'\"'\"'s'" in following(RUN, "my runs/it's")
     assert following(RUN, None) == []
     assert all(line.isprintable() for line in following(RUN, "runs/\x1b[2J"))
+
+
+def test_the_best_and_the_newest_of_many_checkpoints_are_named():
+    saved = [{"path": f"checkpoint/{step}", "epoch": step, "best": step == 3} for step in range(1, 2001)]
+    newest = ", ".join(f"checkpoint/{step} (epoch {step})" for step in range(1993, 2001))
+    (line,) = places({"checkpoints": saved}, None)
+    assert line == f"checkpoints: checkpoint/3 (epoch 3, best), {newest} and 1991 more"
+    assert "more" not in places({"checkpoints": saved[2:11]}, None)[0]
