@@ -34,6 +34,7 @@ from learner.checkpoint.retention import Retention
 from learner.checkpoint.stored_files import NoAnswerError, stored_files, text_of
 from learner.errors import LearnerError
 from learner.util.disk import is_of_process
+from learner.util.text import first_and_last
 from learner.util.urls import one_line
 
 T = TypeVar("T")
@@ -416,7 +417,7 @@ class CheckpointStore:
         matching = [e for e in entries if (e.step == step if epoch is None else e.epoch == epoch)]
         if not matching:
             requested = f"step {step}" if epoch is None else f"the end of epoch {epoch}"
-            have = ", ".join(f"step {e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in entries)
+            have = first_and_last([f"step {e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in entries])
             raise LearnerError(
                 f"there is no checkpoint of {requested} in {self.place.root}; available: {have}",
                 code="checkpoint-not-found",
@@ -440,9 +441,9 @@ class CheckpointStore:
                 raise self.damaged_error(suspect, f"{self.damaged[suspect]}{doubt}")
 
     def damaged_error(self, step: int, problem: Any) -> DamagedError:
-        """Return the error for a problem of a damaged checkpoint, which lists the other checkpoints."""
+        """Return the error for a problem of a damaged checkpoint, which names others."""
         steps = [f"step={e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in self.entries if e.step != step]
-        others = f"there are also {', '.join(steps)}" if steps else "there is no other"
+        others = f"there are also {first_and_last(steps)}" if steps else "there is no other"
         return DamagedError(f"{problem}; {others}", code="checkpoint-damaged", step=step, others=others)
 
     def best(self) -> Entry | None:

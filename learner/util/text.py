@@ -139,6 +139,17 @@ def join_names(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def first_and_last(names: Sequence[str], most: int = 4) -> str:
+    """Return the names; of more than `2 * most`, the first and the last ones, and the number of the others.
+
+    >>> first_and_last(["a", "b", "c", "d", "e"], most=2)
+    'a, b, ..., d, e and 1 other'
+    """
+    if len(names) <= 2 * most:
+        return ", ".join(names)
+    return f"{', '.join([*names[:most], '...', *names[-most:]])} and {count(len(names) - 2 * most, 'other')}"
+
+
 def first_line(error: BaseException) -> str:
     """Return the type and the first line of an error.
 

@@ -244,6 +244,18 @@ def test_missing_checkpoint_lists_existing_ones(three, tmp_path, requested):
     assert str(tmp_path / "c") in str(error.value)
 
 
+@pytest.mark.full
+def test_messages_name_the_first_and_last_of_many_checkpoints(tmp_path, opened):
+    store = opened(tmp_path / "c", ALL)
+    for step in range(1, 12):
+        save(store, step)
+    known = "step 1, step 2, step 3, step 4, ..., step 8, step 9, step 10, step 11 and 3 others"
+    with raises_code("checkpoint-not-found", name="step 99", known=known):
+        store.find(step=99)
+    others = "there are also step=1, step=2, step=3, step=4, ..., step=7, step=8, step=9, step=10 and 2 others"
+    assert store.damaged_error(11, "it is damaged").fields["others"] == others
+
+
 @pytest.mark.parametrize("requested", [{"epoch": "latest"}, {"epoch": "best"}, {"epoch": 2}, {"step": 7}])
 def test_no_checkpoints_at_all(tmp_path, opened, requested):
     with raises_code("checkpoint-missing", directory=str(tmp_path / "c")):
