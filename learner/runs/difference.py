@@ -12,10 +12,12 @@ from learner.errors import LearnerError, near
 from learner.runs.comparison import ALWAYS_DIFFER, PROGRAM
 from learner.runs.flat_config import text_of
 from learner.runs.run_reader import RunReader
-from learner.util.text import aligned, count, printable
+from learner.util.text import LONGEST, abbreviate, aligned, count, printable
 
 NAMELESS = ("time", "host", "pid", "machine", "hostname")
 INCOMPARABLE = f"{PROGRAM} (not comparable)"
+BEFORE = 8
+"""Characters that are shown before the first difference of long texts."""
 Pairs = Mapping[str, tuple[Any, Any]]
 
 
@@ -80,11 +82,21 @@ class Difference:
 def pair_lines(parts: Mapping[str, Pairs]) -> list[str]:
     """Return a line for each pair, with the part of the difference to which it belongs."""
     rows = [
-        [part, printable(key), printable(text_of(a)), printable(text_of(b))]
+        [part, printable(key), *_short_texts(printable(text_of(a)), printable(text_of(b)))]
         for part, pairs in parts.items()
         for key, (a, b) in pairs.items()
     ]
     return [line.rstrip() for line in aligned(rows)]
+
+
+def _short_texts(a: str, b: str) -> list[str]:
+    """Return two texts abbreviated, from shortly before their first difference if they look alike otherwise."""
+    short = [abbreviate(text, LONGEST) for text in (a, b)]
+    if a != b and short[0] == short[1]:
+        parted = (place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+        begin = next(parted, min(len(a), len(b))) - BEFORE
+        short = [abbreviate(f"…{text[begin:]}", LONGEST) for text in (a, b)]
+    return short
 
 
 def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance: float = 0.0) -> Difference:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from learner.runs import RunReader
-from learner.runs.difference import difference
+from learner.runs.difference import difference, pair_lines
 from tests.support.codes import raises_code
 from tests.support.runs import STEPS, batches, build_line, quiet, shuffled
 
@@ -122,3 +122,14 @@ def test_train_steps_of_other_versions_are_not_comparable(runs, tmp_path, versio
         assert (list(result.code), list(result.environment)) == (["train step"], [])
     else:
         assert (list(result.code), list(result.environment)) == ([], ["flax", "train step (not comparable)"])
+
+
+def test_long_values_are_shortened_and_stay_different():
+    """Lists that begin and end alike are shown from shortly before their first difference."""
+    before, after = [*range(3000)], [*range(1500), -1, *range(1501, 3000)]
+    pairs = {"text": ("a" * 5000, "b" * 5000), "list": (before, after), "lr": (1, 2)}
+    assert pair_lines({"settings": pairs}) == [
+        f"settings  text  {'a' * 20}…{'a' * 19}  {'b' * 20}…{'b' * 19}",
+        "settings  list  …, 1499, 1500, 1501,…, 2997, 2998, 2999]  …, 1499, -1, 1501, 1…, 2997, 2998, 2999]",
+        f"settings    lr  {'1':>40}  {'2':>40}",
+    ]
