@@ -76,7 +76,8 @@ def merged(points: Floats, size: int) -> Floats:
     if size == 1 or not count:
         return points
     first = np.arange(0, count, size)
-    sums = np.add.reduceat(points[1:3], first, axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinite sum, and NaN of two
+        sums = np.add.reduceat(points[1:3], first, axis=1)
     low, high = np.minimum.reduceat(points[3], first), np.maximum.reduceat(points[4], first)
     return np.stack([points[0, np.minimum(first + size, count) - 1], *sums, low, high])
 

@@ -55,3 +55,14 @@ def test_memory_is_bounded():
     finally:
         tracemalloc.stop()
     assert len(thinned.series()) <= 4097
+
+
+def test_sums_of_the_largest_numbers_are_infinite():
+    """Without a warning, which would be an error here. Points of two infinite sums have no mean."""
+    thinned = Thinned(4)
+    thinned.add(np.arange(1, 33), np.repeat([1.7e308, -1.7e308], 16))
+    series = thinned.series()
+    assert series.low.tolist() == series.high.tolist() == [1.7e308, -1.7e308]
+    assert series.mean.tolist() == [np.inf, -np.inf]
+    merged = thinned.series(most=1)
+    assert (merged.low.tolist(), merged.high.tolist(), str(merged.mean)) == ([-1.7e308], [1.7e308], "[nan]")
