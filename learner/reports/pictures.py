@@ -1,5 +1,6 @@
 """Plots of a metric of one or several runs."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,8 +56,8 @@ def picture(
     title = f"{runs[0].name} {next(iter(lines))}" if len(runs) == len(lines) == 1 else metric
     label = metric + (f" ({unit})" if unit else "")
     plot = Plot(printable(title), LABELS[x], printable(label), lines, log_y=log)
-    if not any(values for _, values in plot.drawable_lines().values()):
-        raise _nothing(runs, metric, log and bool(lines))
+    if not _is_visible(plot):
+        raise _nothing(runs, metric, log and _is_visible(dataclasses.replace(plot, log_y=False)))
     return plot
 
 
@@ -87,6 +88,10 @@ def _line(run: RunReader, key: str, x: str, steps: bool) -> Line:
     axes = {"step": step, **run.axes(step)}
     places = axes[x] / 60 if x == "time" else axes[x]
     return places.tolist(), values.tolist()
+
+
+def _is_visible(plot: Plot) -> bool:
+    return any(values for _, values in plot.drawable_lines().values())
 
 
 def _nothing(runs: Sequence[RunReader], metric: str, log: bool) -> LearnerError:

@@ -76,3 +76,10 @@ def test_logarithmic_axis_without_positive_values_is_refused(tmp_path):
     write_run(tmp_path / "a", {"valid/Loss": [-1.0]})
     with raises_code("report-log-axis-empty"):
         picture(find_runs([tmp_path]), "valid/Loss", log=True)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1.7e308])
+def test_values_that_no_axis_can_show_are_not_blamed_on_the_logarithm(tmp_path, value):
+    write_run(tmp_path / "a", {"valid/Loss": [value]})
+    with raises_code("report-metric-not-drawable", "1e+100"):
+        picture(find_runs([tmp_path]), "valid/Loss", log=True)
