@@ -237,4 +237,6 @@ def plot(words: Sequence[str]) -> int:
     else:
         figure.save(line.output)
         print(line.output)
+    if figure.left_out:
+        print(f"{count(figure.left_out, 'further line')}: name runs to choose")
     return 0

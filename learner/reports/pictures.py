@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from learner.errors import LearnerError, near
-from learner.reports.plots import LARGEST, Line, Plot
+from learner.reports.plots import LARGEST, MARKS, Line, Plot
 from learner.runs.run_reader import RunReader
 from learner.runs.thinning import smoothed
 from learner.util.text import printable
@@ -26,7 +26,8 @@ def picture(
     smooth: float = 0.0,
     log: bool = False,
 ) -> Plot:
-    """Return the plot of a metric, with a line for each run and split.
+    """Return the plot of a metric, with a line for each run and split; of more lines than there are marks, those of the
+    best runs.
 
     Args:
       runs: one or more. Runs without the metric are left out.
@@ -47,15 +48,17 @@ def picture(
         )
     lines: dict[str, Line] = {}
     unit = ""
-    for run in runs:
-        for key in _keys(run, metric):
-            name = " ".join(([run.name] if len(runs) > 1 else []) + [key])
-            at, values = _line(run, key, x, steps)
-            lines[printable(name)] = at, smoothed(values, smooth).tolist()
-            unit = run.info(key).unit
-    title = f"{runs[0].name} {next(iter(lines))}" if len(runs) == len(lines) == 1 else metric
+    found = [(run, key) for run in runs for key in _keys(run, metric)]
+    keys = list(dict.fromkeys(key for _, key in found))
+    for run, key in _best(found, keys[-1]) if len(found) > len(MARKS) else found:
+        name = key if len(runs) == 1 else run.name if len(keys) == 1 else f"{run.name} {key}"
+        at, values = _line(run, key, x, steps)
+        lines[printable(name)] = at, smoothed(values, smooth).tolist()
+        unit = run.info(key).unit
+    title = keys[0] if len(keys) == 1 else metric
+    title = f"{runs[0].name} {title}" if len(runs) == len(lines) == 1 else title
     label = metric + (f" ({unit})" if unit else "")
-    plot = Plot(printable(title), LABELS[x], printable(label), lines, log_y=log)
+    plot = Plot(printable(title), LABELS[x], printable(label), lines, log_y=log, left_out=len(found) - len(lines))
     if not _is_visible(plot):
         raise _nothing(runs, metric, log and _is_visible(dataclasses.replace(plot, log_y=False)))
     return plot
@@ -69,6 +72,12 @@ def check_axes(x: str, smooth: float) -> None:
         raise LearnerError(
             f"smooth is {smooth}; it needs a number from 0 to below 1", code="report-smooth-value", smooth=smooth
         )
+
+
+def _best(found: Sequence[tuple[RunReader, str]], metric: str) -> list[tuple[RunReader, str]]:
+    """Return the lines of the best runs by a metric, in their order, as many as there are marks."""
+    order = sorted(range(len(found)), key=lambda index: found[index][0].rank(metric))
+    return [found[index] for index in sorted(order[: len(MARKS)])]
 
 
 def _keys(run: RunReader, metric: str) -> list[str]:

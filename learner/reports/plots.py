@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from learner.errors import LearnerError
 from learner.util.optional import import_optional
+from learner.util.text import NO_BREAK
 from learner.util.ticks import ticks
 
 Line = tuple[Sequence[float], Sequence[float]]
@@ -36,6 +37,7 @@ class Plot:
         are values that are not above 0 on a logarithmic axis.
       log_x: True for a logarithmic horizontal axis.
       log_y: True for a logarithmic vertical axis.
+      left_out: the number of lines that the plot has no marks for.
     """
 
     title: str
@@ -44,6 +46,7 @@ class Plot:
     lines: Mapping[str, Line]
     log_x: bool = False
     log_y: bool = False
+    left_out: int = 0
 
     def text(self, width: int, height: int) -> str:
         """Return the plot as text without colours, for terminals and files.
@@ -72,7 +75,7 @@ class Plot:
         plotext.clear_figure()
         # Below the plot: plotext's own legend covers the lines.
         names = [f"{SHOWN.get(marker, marker)} {name}" for marker, name in zip(markers, self.lines, strict=True)]
-        legend = textwrap.wrap("   ".join(names), max(width, LEAST[0])) if len(names) > 1 else []
+        legend = _legend(names, max(width, LEAST[0])) if len(names) > 1 else []
         return "\n".join(line.rstrip() for line in [*drawing.splitlines(), *legend])
 
     def save(self, path: str | Path) -> None:
@@ -106,6 +109,13 @@ class Plot:
             kept = ~(np.isnan(x) | np.isnan(y) | (self.log_x & (x <= 0)) | (self.log_y & (y <= 0)))
             lines[name] = x[kept].tolist(), y[kept].tolist()
         return lines
+
+
+def _legend(names: Sequence[str], width: int) -> list[str]:
+    """Return the entries as lines that are broken only between entries."""
+    joined = "   ".join(name.replace(" ", NO_BREAK) for name in names)
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def set_axes(

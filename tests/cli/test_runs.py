@@ -86,6 +86,15 @@ def test_plot_in_the_terminal_and_in_a_file(two, learner):
         assert file.read(8) == b"\x89PNG\r\n\x1a\n"
 
 
+def test_lines_that_a_plot_leaves_out_are_counted(workplace, learner):
+    for number in range(10):
+        write_run(f"runs/{number}", {"valid/Loss": [1.0 + number]})
+    for words in ((), ("-o", "loss.png")):
+        code, out, err = learner("plot", "runs", "valid/Loss", *words)
+        assert (code, err, out.splitlines()[-1]) == (0, "", "2 further lines: name runs to choose")
+    assert learner("plot", "runs/9", "runs/8", "valid/Loss")[1].splitlines()[-1] == "• 8   ⠤ 9"
+
+
 def test_summary_as_json(two, learner):
     summary = json.loads(learner("summary", "runs/a", "--json")[1])
     metric = summary.pop("metrics")["valid/Loss"]

@@ -1,5 +1,6 @@
 """Tests of the lines of plots of runs."""
 
+import json
 import math
 
 import pytest
@@ -30,7 +31,23 @@ def test_axes_of_epochs_and_time(runs, x, places):
 
 
 def test_lines_of_several_runs_have_their_names(runs):
-    assert list(picture(runs, "valid/Loss").lines) == ["a valid/Loss", "b valid/Loss"]
+    """The metric is in the names only if the lines have several."""
+    plot = picture(runs, "valid/Loss")
+    assert (plot.title, [*plot.lines]) == ("valid/Loss", ["a", "b"])
+    assert list(picture(runs, "Loss").lines) == ["a train/Loss", "a valid/Loss", "b valid/Loss"]
+
+
+def test_the_lines_of_the_best_of_many_runs_are_drawn(tmp_path):
+    for number in range(20):
+        write_run(tmp_path / f"{number}", {"valid/Loss": [abs(number - 10.4)], "valid/Score": [-abs(number - 10.4)]})
+        metrics = {"valid/Loss": {"higher_is_better": False}, "valid/Score": {"higher_is_better": True}}
+        (tmp_path / f"{number}" / "summary.json").write_text(json.dumps({"metrics": metrics}))
+    runs = find_runs([tmp_path])
+    for metric in ("valid/Loss", "valid/Score"):
+        plot = picture(runs, metric)
+        assert [*plot.lines] == ["7", "8", "9", "10", "11", "12", "13", "14"]
+        assert plot.left_out == 12
+    assert picture(runs[:8], "valid/Loss").left_out == 0
 
 
 def test_plot_of_each_step(runs):

@@ -109,6 +109,11 @@ def test_legend_is_below_the_lines():
     assert not [line for line in plot if "train" in line or "valid" in line]
 
 
+def test_legend_is_broken_between_entries():
+    lines = {f"a run-{number}": ([0, 1], [0, number]) for number in range(1, 4)}
+    assert Plot("t", "x", "y", lines).text(24, 12).splitlines()[-2:] == ["● a run-1   x a run-2", "+ a run-3"]
+
+
 @pytest.mark.full
 def test_plot_in_a_file(tmp_path):
     RISING.save(tmp_path / "rate.png")
