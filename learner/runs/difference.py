@@ -12,6 +12,7 @@ from learner.errors import LearnerError, near
 from learner.runs.comparison import ALWAYS_DIFFER, PROGRAM
 from learner.runs.flat_config import text_of
 from learner.runs.run_reader import RunReader
+from learner.runs.thinning import Floats, Integers
 from learner.util.text import LONGEST, abbreviate, aligned, count, printable
 
 NAMELESS = ("time", "host", "pid", "machine", "hostname")
@@ -125,20 +126,20 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
                 key=metric,
             )
         series.append(_values(run, metric))
-    common = sorted(series[0].keys() & series[1].keys())
-    if not common:
+    common, *places = np.intersect1d(series[0][0], series[1][0], return_indices=True)
+    if not len(common):
         raise LearnerError(
             f"{a.directory} and {b.directory} have no numbers of {metric} at the same steps: compare another metric",
             code="run-metric-no-common-steps",
             key=metric,
         )
-    first, second = (np.array([each[step] for step in common], np.float64) for each in series)
+    first, second = (values[place] for (_, values), place in zip(series, places, strict=True))
     is_close = functools.partial(np.isclose, rtol=tolerance, atol=0, equal_nan=True)
     parted = np.flatnonzero(~(is_close(first, second) | is_close(second, first)))  # relative to the larger value
     parting = None
     if len(parted):
         place = int(parted[0])
-        parting = Parting(common[place], (float(first[place]), float(second[place])))
+        parting = Parting(int(common[place]), (float(first[place]), float(second[place])))
     facts = differing(a.fingerprint, b.fingerprint)
     environment = differing(a.environment, b.environment)
     code = {}
@@ -158,12 +159,15 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
     )
 
 
-def _values(run: RunReader, metric: str) -> dict[int, float]:
-    """Return the numbers of a metric by optimizer step: of single steps in training, otherwise of whole splits."""
+def _values(run: RunReader, metric: str) -> tuple[Integers, Floats]:
+    """Return optimizer steps and the numbers of a metric: of single steps in training, otherwise of whole splits. Of
+    several numbers at one step, the last comes first.
+    """
     if metric.startswith("train/") and len(series := run.steps(metric)):
-        return dict(zip(series.step.tolist(), series.mean.tolist(), strict=True))
+        return series.step[::-1], series.mean[::-1]
     points = run.points(metric) if metric in run.history else []
-    return {point.step: point.value for point in points if not isinstance(point.value, str)}
+    numbers = [(point.step, point.value) for point in reversed(points) if not isinstance(point.value, str)]
+    return np.array([step for step, _ in numbers], np.int64), np.array([value for _, value in numbers], np.float64)
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

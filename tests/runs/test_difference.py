@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from learner.runs import RunReader
 from learner.runs.difference import difference, pair_lines
+from learner.runs.thinning import Series
 from tests.support.codes import raises_code
 from tests.support.runs import STEPS, batches, build_line, quiet, shuffled
 
@@ -133,3 +135,19 @@ def test_long_values_are_shortened_and_stay_different():
         "settings  list  …, 1499, 1500, 1501,…, 2997, 2998, 2999]  …, 1499, -1, 1501, 1…, 2997, 2998, 2999]",
         f"settings    lr  {'1':>40}  {'2':>40}",
     ]
+
+
+def test_long_runs_are_compared_in_little_memory(runs, monkeypatch):
+    """Arrays need about 100 bytes per step, mappings 280."""
+    count = 200_000
+    values = np.zeros(count)
+    series = Series(np.arange(1, count + 1), values, values, values)
+    monkeypatch.setattr(RunReader, "steps", lambda self, key: series)
+    pair = runs("a"), runs("b")
+    assert difference(*pair).steps == count  # which reads the other files of both
+    tracemalloc.start()
+    try:
+        difference(*pair)
+        assert tracemalloc.get_traced_memory()[1] < 150 * count
+    finally:
+        tracemalloc.stop()
