@@ -17,7 +17,7 @@ from learner.cli.configs.importing import import_order
 from learner.cli.tracebacks import FULL, own_traceback
 from learner.cli.usage import PARSERS, Paragraph, fill, fit_usage, requested_help, stored_topic
 from learner.errors import LearnerError, near
-from learner.training.signals import TERMINATED, dropped_signals, of_a_command
+from learner.training.signals import TERMINATED, deferred_signals, dropped_signals, of_a_command
 from learner.util.device_threads import any_alive, end_process
 from learner.util.distribution import VERSION
 from learner.util.stages import end_stages, enter_stage, stage_line
@@ -313,11 +313,12 @@ def _run(words: list[str]) -> int:
                 stream = sys.stdout if in_pipes else sys.stderr
                 stack.enter_context(stage_line(stream, f"learner {VERSION}: ", in_pipes=in_pipes))
                 enter_stage("importing JAX")
-            if not reading:
-                importlib.import_module("learner.builder")
-            if replays:
-                importlib.import_module("learner.cli.replay")
-            module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
+            with deferred_signals():
+                if not reading:
+                    importlib.import_module("learner.builder")
+                if replays:
+                    importlib.import_module("learner.cli.replay")
+                module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
         if raise_dropped is not None:
             raise_dropped()
         stack.enter_context(_plain_warnings(reading))

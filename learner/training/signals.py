@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from learner.util.device_threads import exit_with
+from learner.util.device_threads import end_process, exit_with
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIGTERM
 NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
@@ -133,11 +133,7 @@ def dropped_signals() -> Iterator[Callable[[], None]]:
     which runs often while a step is traced. The import of an extension module also drops it, or turns it into an
     `ImportError`. Without this function, such a Ctrl-C would be lost, and the run would start.
     """
-    current = {
-        number: handler
-        for number, handler in _replaceable([*NAMES, *HANGUPS]).items()
-        if handler in ENDING or isinstance(handler, _Remembered)
-    }
+    current = _ending_handlers()
     handlers = {
         number: handler if isinstance(handler, _Remembered) else _Remembered(handler)
         for number, handler in current.items()
@@ -158,6 +154,30 @@ def dropped_signals() -> Iterator[Callable[[], None]]:
     finally:
         for number, handler in current.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Raise the exception of a signal at the end of the block: raised while JAX's extension modules are imported, it
+    aborts the process. A second signal ends the process at once.
+    """
+    current = _ending_handlers()
+    received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if received:
+            end_process(128 + signal.SIGINT if number == signal.SIGINT else TERMINATED)
+        received.append(number)
+
+    for number in current:
+        signal.signal(number, remember)
+    try:
+        yield
+    finally:
+        for number, handler in current.items():
+            signal.signal(number, handler)
+        if received:
+            current[received[0]](received[0], None)
 
 
 @contextlib.contextmanager
@@ -250,6 +270,15 @@ def _replaceable(handlers: Iterable[int]) -> dict[int, Any]:
 
 def _name_of(number: int) -> str:
     return NAMES.get(signal.Signals(number), "sighup")
+
+
+def _ending_handlers() -> dict[int, Handler]:
+    """Return the current handlers that end the process by an exception."""
+    return {
+        number: handler
+        for number, handler in _replaceable([*NAMES, *HANGUPS]).items()
+        if handler in ENDING or isinstance(handler, _Remembered)
+    }
 
 
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib
 import io
 import json
 import os
@@ -545,6 +546,26 @@ def test_signal_during_an_import_ends_the_command(learner, config, monkeypatch):
         assert not os.path.exists("run")
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_signal_during_the_import_of_jax_ends_the_command(learner, config, monkeypatch):
+    """In nanobind's modules an exception of the handler would abort the process."""
+    before, import_module, raised = signal.signal(signal.SIGTERM, signal.SIG_DFL), importlib.import_module, []
+
+    def import_with_signal(name, *arguments, **further):
+        if name == "learner.builder":
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException as error:
+                raised.append(error)
+        return import_module(name, *arguments, **further)
+
+    monkeypatch.setattr(importlib, "import_module", import_with_signal)
+    try:
+        code, _, err = learner("fit", config)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (code, err.splitlines()[-1], raised) == (143, "learner: interrupted", [])
 
 
 def test_sigterm_before_a_run(learner, config, workplace):

@@ -14,7 +14,7 @@ import pytest
 
 from learner.training import signals
 from learner.training.feed.prefetch import Prefetcher
-from learner.training.signals import HANGUPS, dropped_signals, first_signal, of_a_command, on_signals
+from learner.training.signals import HANGUPS, deferred_signals, dropped_signals, first_signal, of_a_command, on_signals
 from tests.support.codes import raises_code
 from tests.support.runs import (
     STEPS,
@@ -105,6 +105,42 @@ def test_an_earlier_dropped_interrupt_is_raised_by_an_inner_block():
             raise_dropped()
         assert signal.getsignal(INT) is not signal.default_int_handler
     assert signal.getsignal(INT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("no_handlers")
+@pytest.mark.parametrize(("number", "error"), [(INT, KeyboardInterrupt), (TERM, SystemExit)])
+def test_a_deferred_signal_is_raised_after_the_block(number, error):
+    signal.signal(INT, signal.default_int_handler)
+    reached = []
+
+    def interrupted():
+        with dropped_signals(), deferred_signals():
+            send(number)
+            reached.append("end of the block")
+
+    with of_a_command():
+        before = signal.getsignal(number)
+        with pytest.raises(error):
+            interrupted()
+        assert signal.getsignal(number) is before
+    assert reached == ["end of the block"]
+
+
+@pytest.mark.usefixtures("no_handlers")
+@pytest.mark.parametrize(("number", "code"), [(INT, 130), (TERM, 143)])
+def test_a_second_signal_during_a_deferral_ends_the_process(monkeypatch, number, code):
+    signal.signal(INT, signal.default_int_handler)
+    codes = []
+    monkeypatch.setattr(signals, "end_process", codes.append)
+
+    def twice():
+        with deferred_signals():
+            send(TERM)
+            send(number)
+
+    with of_a_command(), pytest.raises(SystemExit):
+        twice()
+    assert codes == [code]
 
 
 def test_an_interrupt_that_became_an_error_is_raised():
