@@ -10,7 +10,7 @@ import shutil
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from learner.cli.configs.importing import import_order
@@ -21,6 +21,7 @@ from learner.training.signals import TERMINATED, deferred_signals, dropped_signa
 from learner.util.device_threads import any_alive, end_process
 from learner.util.distribution import VERSION
 from learner.util.stages import end_stages, enter_stage, stage_line
+from learner.util.standard_streams import fill_descriptors, write_errors
 from learner.util.text import printable, wrapped
 from learner.util.user_warnings import LearnerWarning
 
@@ -101,9 +102,22 @@ def main(words: Sequence[str] | None = None) -> int:
         cannot be written, 75 if the watchdog ended the run.
     """
     _open_standard_streams()
+    if sys.stderr is sys.stdout:  # one object in place of both, as in a notebook
+        return _run_reporting(words)
+    with write_errors(sys.stderr, lambda error: None):  # a message that cannot be written changes nothing else
+        return _run_reporting(words)
+
+
+def _run_reporting(words: Sequence[str] | None) -> int:
+    """Run a command, print its error, if any, and return the exit code."""
     failed: list[OSError] = []
+
+    def record(error: OSError) -> None:  # by itself, it does not differ from errors of other files
+        failed.append(error)
+        raise error
+
     try:
-        with of_a_command(), _noting_failures(failed):
+        with of_a_command(), write_errors(sys.stdout, record):
             code = _run(list(sys.argv[1:] if words is None else words))
             sys.stdout.flush()
             return _interrupted(code) if code in (130, TERMINATED) else code
@@ -186,14 +200,9 @@ def _device_problem(raised: Exception) -> str | None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null in place of closed standard streams. Otherwise the next opened file, such as a run's journal, gets
-    the descriptor of one of them, and with it everything that a library prints.
-    """
+    """Open closed standard streams, and let all of them accept any character."""
+    fill_descriptors()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     for stream in (sys.stdout, sys.stderr):
@@ -201,30 +210,6 @@ def _open_standard_streams() -> None:
         # `surrogateescape`, which raises for them as well.
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
-
-
-@contextlib.contextmanager
-def _noting_failures(failed: list[OSError]) -> Iterator[None]:
-    """Record the errors of writing to standard output: the errors themselves do not differ from those of other
-    files.
-    """
-    stream = sys.stdout
-
-    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            try:
-                return method(*arguments)
-            except OSError as error:
-                failed.append(error)
-                raise
-
-        return call
-
-    with contextlib.ExitStack() as restored:
-        for name in ("write", "flush"):
-            setattr(stream, name, noting(getattr(stream, name)))
-            restored.callback(delattr, stream, name)
-        yield
 
 
 @contextlib.contextmanager

@@ -1112,6 +1112,51 @@ def test_run_continues_without_its_output(config, streams):
         json.loads(line)  # no printed text is in a file that reuses the number of a standard stream
 
 
+NO_READER = "a pipe without a reader"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("errors", ["/dev/full", NO_READER])
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("fit line.yaml --num_epochs=50 --on_epoch_end=hooks.stop --overwrite=true", 143),
+        ("evaluate run --trust", 0),
+        ("resume run --num_epochs=3", 0),
+        ("resume nowhere", 2),
+    ],
+)
+def test_commands_do_not_need_standard_error(trained, workplace, command, expected, errors):
+    (workplace / "hooks.py").write_text("import os\ndef stop(info, model):\n    os.kill(os.getpid(), 15)\n")
+    if errors == NO_READER:
+        reader, stderr = os.pipe()
+        os.close(reader)
+    else:
+        stderr = os.open(errors, os.O_WRONLY)
+    words, env = [*COMMAND, *command.split()], {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(words, env=env, stdout=subprocess.DEVNULL, stderr=stderr, check=False)
+    os.close(stderr)
+    assert done.returncode == expected
+
+
+def test_an_error_has_its_code_without_standard_error(monkeypatch, workplace):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert main(["resume", "nowhere"]) == 2
+
+
+def test_output_and_errors_may_be_one_stream(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", out)
+    assert main(["--version"]) == 0
+    assert out.getvalue().startswith("learner ")
+
+
 def test_command_is_refused_on_windows():
     script = "import sys; sys.platform = 'win32'; import learner.cli.main"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
