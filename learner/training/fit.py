@@ -24,6 +24,7 @@ from learner.training.setup.preparation import prepare_programs
 from learner.training.setup.startup import check_recordable
 from learner.training.signals import TERMINATED, TERMINATING, dropped_signals
 from learner.util.stages import enter_stage, stage_line
+from learner.util.standard_streams import fill_descriptors
 from learner.util.user_warnings import warn
 
 
@@ -50,6 +51,7 @@ def fit_run(
     Raises:
       LearnerError, SystemExit: see `Learner.fit`.
     """
+    fill_descriptors()  # before any file is opened
     options, processes = definition.options, hosts()
     stages = stage_line(sys.stdout if options.renderer == "auto" and processes.index == 0 else None)
     with propagate_failures(processes), stages, own_context(), dropped_signals() as raise_dropped:

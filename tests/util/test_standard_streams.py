@@ -1,7 +1,9 @@
 """Tests of closed and unwritable standard streams."""
 
 import io
+import json
 import os
+import platform
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ from learner.util.standard_streams import write_errors
 
 SCRIPT = """
 import os
+import platform
 from learner.util.standard_streams import fill_descriptors
 
 fill_descriptors()
@@ -41,3 +44,34 @@ def test_errors_of_one_stream_are_handled_until_the_block_ends():
     assert set(map(str, failed)) == {"nobody reads it"}
     with pytest.raises(BrokenPipeError):
         print("a message", file=stream)
+
+
+TRAINING = """
+import os
+import platform
+import jax.numpy as jnp, numpy as np, optax
+from learner import LearnerBuilder
+
+def step(model, batch):
+    return {"loss": jnp.mean((batch["x"] @ model["w"]) ** 2)}
+
+def warn(info, model):  # as a C++ library does
+    os.write(1, b"output")
+    os.write(2, b"a warning")
+    open("note", "w").write(open("run/run.lock").read())
+
+builder = LearnerBuilder("run").renderer(None).with_batch_size(2).num_epochs(1).on_epoch_end(warn)
+builder.build({"w": jnp.ones(3)}, optax.sgd, 0.1, train_step=step).fit({"x": np.ones((4, 3), np.float32)})
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_script_with_closed_streams_keeps_the_files_of_its_run(tmp_path, closed):
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, TRAINING]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
+    subprocess.run(command, cwd=tmp_path, env=env, check=True)
+    note = json.loads((tmp_path / "note").read_text())
+    assert note["host"] == platform.node()
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or b"a warning" not in path.read_bytes()
