@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from learner.errors import LearnerError
 from learner.util.disk import NO_FOLLOW, NO_WAIT, kind_of
@@ -33,7 +34,7 @@ def locked(directory: Path) -> Iterator[None]:
 
     The lock belongs to the operating system, which releases it when a process dies. On file systems without locks (some
     network file systems), the process that the file names holds the lock as long as it is alive; a process on another
-    machine counts as alive.
+    machine or in another container counts as alive.
 
     If the file is not the lock of a run, such as a link, it is neither changed nor removed.
 
@@ -75,20 +76,22 @@ def is_locked(directory: Path) -> bool | None:
     """Return True if a process holds the lock of a run directory, without locking it.
 
     Returns:
-      None if the lock names a process on another machine, which may be alive.
+      None if the lock names a process on another machine or in another container, which may be alive. Trying the lock
+        would tell, but a run that starts at that moment would find it held.
     """
     try:
         descriptor = os.open(directory / NAME, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
     except OSError:
         return False
     try:
-        host, process = _holder(descriptor)
+        holder = _holder(descriptor)
         written = os.fstat(descriptor).st_mtime
     finally:
         os.close(descriptor)
+    process = holder.process
     if process is None or process < 1:
         return False
-    if host != platform.node():
+    if not holder.is_visible():
         return None
     return _is_alive(process) and not _began_after(written, process)
 
@@ -152,7 +155,7 @@ def _open(path: Path) -> int:
 def _refuse_other_content(descriptor: int, path: Path) -> None:
     """Raise if the content is not that of a run's lock. After a crash of the machine it may be empty or zeros."""
     content = os.pread(descriptor, LONGEST + 1, 0)
-    if content.strip(b"\0") and (len(content) > LONGEST or _holder(descriptor)[1] is None):
+    if content.strip(b"\0") and (len(content) > LONGEST or _holder(descriptor).process is None):
         raise _no_lock(path, "has another content")
 
 
@@ -176,9 +179,9 @@ def _lock(descriptor: int, path: Path) -> None:
         return
     with _alone(path):
         _refuse_other_content(descriptor, path)
-        host, process = _holder(descriptor)
-        if process is not None and (host != platform.node() or _is_alive(process)):
-            raise _refusal(path, (host, process))
+        holder = _holder(descriptor)
+        if holder.process is not None and (not holder.is_visible() or _is_alive(holder.process)):
+            raise _refusal(path, holder)
         _write_note(descriptor)
 
 
@@ -192,7 +195,7 @@ def _alone(path: Path) -> Iterator[None]:
     try:
         os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666))
     except FileExistsError:
-        raise _refusal(path, ("", None)) from None
+        raise _refusal(path, _Holder()) from None
     try:
         yield
     finally:
@@ -201,7 +204,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _write_note(descriptor: int) -> None:
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps({"host": platform.node(), "pid": os.getpid()}).encode(), 0)
+    note = {"host": platform.node(), "pid": os.getpid(), "pid_namespace": _pid_namespace()}
+    os.pwrite(descriptor, json.dumps(note).encode(), 0)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -211,13 +215,37 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _holder(descriptor: int) -> tuple[str, int | None]:
-    """Return the machine and the process id in the file."""
+class _Holder(NamedTuple):
+    """The machine, the process id and the namespace of process ids in a lock, where known."""
+
+    host: str = ""
+    process: int | None = None
+    namespace: int | None = None
+
+    def is_visible(self) -> bool:
+        """Return True if the process id has its meaning in this process, too."""
+        here = _pid_namespace()
+        return self.host == platform.node() and (self.namespace == here or None in (self.namespace, here))
+
+
+def _pid_namespace() -> int | None:
+    """Return the number of the namespace of this process's id: containers may share the name of their machine, but not
+    its process ids. Return None outside Linux.
+    """
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def _holder(descriptor: int) -> _Holder:
+    """Return the holder that the file names."""
     try:
         content = json.loads(os.pread(descriptor, LONGEST, 0))
-        return str(content["host"]), int(content["pid"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "", None
+        namespace = content.get("pid_namespace")  # earlier versions wrote none
+        return _Holder(str(content["host"]), int(content["pid"]), None if namespace is None else int(namespace))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return _Holder()
 
 
 def _is_alive(process: int) -> bool:
@@ -239,8 +267,8 @@ def _holds(path: Path) -> bool:
     return any(os.path.samestat(os.fstat(descriptor), status) for descriptor in _locks)
 
 
-def _refusal(path: Path, holder: tuple[str, int | None]) -> LearnerError:
-    host, process = holder
+def _refusal(path: Path, holder: _Holder) -> LearnerError:
+    host, process = holder.host, holder.process
     if _holds(path):
         return LearnerError(
             f"{path.parent} is in use: another run of this process trains there. Wait until it has ended, or choose "

@@ -11,13 +11,13 @@ import sys
 import pytest
 
 from learner.runs import lock
-from learner.runs.lock import locked
+from learner.runs.lock import is_locked, locked
 from tests.support.codes import raises_code
 from tests.support.runs import STEPS, batches, build_line, quiet, tree_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-HOLDER = "import sys; from pathlib import Path; from learner.runs.lock import locked\n"
+HOLDER = "import sys; from pathlib import Path; from learner.runs.lock import is_locked, locked\n"
 HOLDER += "with locked(Path(sys.argv[1])): print('here', flush=True); sys.stdin.readline()"
 
 
@@ -32,9 +32,16 @@ def other(tmp_path):
         process.kill()
 
 
+def test_the_note_names_the_namespace_of_the_process(tmp_path, namespace):
+    with locked(tmp_path):
+        assert json.loads((tmp_path / "run.lock").read_text())["pid_namespace"] == namespace
+
+
 def test_lock_file_is_removed(tmp_path):
     with locked(tmp_path):
-        assert json.loads((tmp_path / "run.lock").read_text()) == {"host": platform.node(), "pid": os.getpid()}
+        note = json.loads((tmp_path / "run.lock").read_text())
+        assert (note["host"], note["pid"]) == (platform.node(), os.getpid())
+        assert is_locked(tmp_path) is True
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,6 +104,34 @@ def test_without_file_locks_an_empty_file_does_not(tmp_path, no_locks, content):
 def test_without_file_locks_another_machine_holds_the_lock(tmp_path, no_locks):
     (tmp_path / "run.lock").write_text('{"host": "far-away", "pid": 1}')
     with raises_code("run-in-use", pid=1, host="far-away"), locked(tmp_path):
+        pass
+
+
+@pytest.fixture
+def namespace():
+    """Return the namespace of this process's id."""
+    if not os.path.exists("/proc/self/ns/pid"):
+        pytest.skip("only Linux has namespaces of process ids")
+    return int(os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]"))
+
+
+DEAD = 2**22 + 1  # above Linux's largest process id
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "elsewhere", "expected"), [(True, 0, True), (False, 0, False), (True, 1, None), (False, 1, None)]
+)
+def test_process_ids_of_another_namespace_prove_nothing(tmp_path, namespace, is_alive, elsewhere, expected):
+    process = os.getpid() if is_alive else DEAD
+    note = {"host": platform.node(), "pid": process, "pid_namespace": namespace + elsewhere}
+    (tmp_path / "run.lock").write_text(json.dumps(note))
+    assert is_locked(tmp_path) is expected
+
+
+def test_without_file_locks_a_process_of_another_namespace_holds_the_lock(tmp_path, no_locks, namespace):
+    note = {"host": platform.node(), "pid": DEAD, "pid_namespace": namespace + 1}
+    (tmp_path / "run.lock").write_text(json.dumps(note))
+    with raises_code("run-in-use", pid=DEAD), locked(tmp_path):
         pass
 
 
