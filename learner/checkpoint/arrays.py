@@ -22,7 +22,7 @@ import jax
 from learner.checkpoint.manifest import ITEMS
 from learner.checkpoint.pytree import write_pytree
 from learner.checkpoint.quiet import quiet_orbax
-from learner.util.disk import FULL
+from learner.util.disk import error_number
 
 STATE = "state"
 UNFINISHED = ".orbax-checkpoint-tmp"
@@ -70,18 +70,18 @@ class ArrayFiles:
         """Write the items to a new directory. Return when every process has written its shards.
 
         Raises:
-          OSError: the disk is full.
+          OSError: the disk is full, read-only or the like.
         """
         try:
             if jax.process_count() == 1:
                 write_pytree(directory, STATE, items)
             else:
                 self._save_with_orbax(directory, items)
-        except BaseException as error:
-            for code in FULL:  # TensorStore's message has several kilobytes, too much for a log on a full disk
-                if os.strerror(code) in str(error):
-                    raise OSError(code, os.strerror(code), str(directory)) from None
-            raise
+        except Exception as error:
+            if (number := error_number(error)) is None or isinstance(error, OSError):
+                raise
+            # TensorStore's message has several kilobytes, too much for a log on a full disk.
+            raise OSError(number, os.strerror(number), str(directory)) from None
 
     def _save_with_orbax(self, directory: Any, items: Mapping[str, Any]) -> None:
         args = self._ocp.args

@@ -25,20 +25,30 @@ LONGEST_PATH = 1024 - 192 if sys.platform == "darwin" else 4096 - 512
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 """Errors that are about the process, the machine or the network, and not about the file."""
+TENSORSTORE_NUMBER = re.compile(r"\[(?:OS error |os_error_code=')(\d+)")  # of earlier and current versions
 NO_FOLLOW = os.O_NOFOLLOW
 NO_WAIT = os.O_NONBLOCK  # opening a pipe would wait for its other end
 
 
+def error_number(error: BaseException) -> int | None:
+    """Return the number of the system's error, which TensorStore's errors have only in their text. Return None for
+    other errors.
+
+    >>> error_number(ValueError("PERMISSION_DENIED: Failed to open: a: Read-only file system [os_error_code='30']"))
+    30
+    """
+    in_text = TENSORSTORE_NUMBER.search(str(error))
+    return error.errno if isinstance(error, OSError) else int(in_text[1]) if in_text else None
+
+
 def is_of_process(error: BaseException) -> bool:
     """Return True for an error about the process or the machine, such as too many open files: the file that could not
-    be read may be intact. TensorStore's errors name the number of the system's error.
+    be read may be intact.
 
     >>> is_of_process(OSError(errno.EMFILE, "Too many open files")), is_of_process(ValueError("not JSON"))
     (True, False)
     """
-    number = re.search(r"\[OS error (\d+)", str(error))
-    errors = getattr(error, "errno", None), int(number[1]) if number else None
-    return isinstance(error, MemoryError) or any(each in OF_PROCESS for each in errors)
+    return isinstance(error, MemoryError) or error_number(error) in OF_PROCESS
 
 
 def to_disk(path: Any) -> None:

@@ -1,10 +1,46 @@
 """Tests of reading and writing the arrays of checkpoints."""
 
+import errno
 import subprocess
 import sys
 import textwrap
 
 import pytest
+import tensorstore
+
+from learner.checkpoint.arrays import ArrayFiles
+from learner.util.disk import is_of_process
+
+
+def fail_in(directory):
+    """Raise TensorStore's error of a write below a regular file."""
+    tensorstore.KvStore.open({"driver": "file", "path": f"{directory}/"}).result().write("a", b"1").result()
+
+
+def test_an_error_of_the_system_in_tensorstore_is_an_os_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("learner.checkpoint.arrays.write_pytree", lambda *_: fail_in(tmp_path / "file"))
+    with pytest.raises(NotADirectoryError) as raised:
+        ArrayFiles().save(tmp_path, {})
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOTDIR, str(tmp_path))
+
+
+def test_another_error_of_a_save_is_raised_unchanged(tmp_path, monkeypatch):
+    error = ValueError("INVALID_ARGUMENT: no such dtype")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("learner.checkpoint.arrays.write_pytree", fail)
+    with pytest.raises(ValueError, match="INVALID") as raised:
+        ArrayFiles().save(tmp_path, {})
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("form", ["[OS error 24: Too many open files]", "Too many open files [os_error_code='24']"])
+def test_error_of_the_process_in_tensorstore(form):
+    assert is_of_process(ValueError(f'RESOURCE_EXHAUSTED: Failed to open: "a": {form}'))
+    assert not is_of_process(ValueError(f'NOT_FOUND: Failed to open: "a": {form.replace("24", "2")}'))
 
 
 @pytest.mark.full
