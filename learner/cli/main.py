@@ -70,7 +70,7 @@ COMMON_GUESSES = {
 
 NARROWEST = 24  # characters of a description next to a command
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 PIPE_CLOSED = 141  # the code that shells report for programs ended by SIGPIPE
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 

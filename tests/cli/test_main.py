@@ -235,9 +235,13 @@ def test_full_disk_has_no_traceback(learner, config, monkeypatch):
         learner("resume", "run")
 
 
-def test_read_only_file_system_has_no_traceback(capsys):
-    assert _fail(OSError(errno.EROFS, os.strerror(errno.EROFS), "model.safetensors")) == 1
-    assert capsys.readouterr().err == "learner: [Errno 30] Read-only file system: 'model.safetensors'\n"
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(errno.EROFS, "[Errno 30] Read-only file system"), (errno.EPERM, "[Errno 1] Operation not permitted")],
+)
+def test_file_that_cannot_be_written_has_no_traceback(capsys, number, text):
+    assert _fail(OSError(number, os.strerror(number), "model.safetensors")) == 1
+    assert capsys.readouterr().err == f"learner: {text}: 'model.safetensors'\n"
 
 
 WITHOUT_DEVICES = """

@@ -52,7 +52,14 @@ def problem_with(directory: Path) -> str | None:
     journal = directory / "journal.jsonl"
     if os.path.exists(journal) and not os.access(journal, os.W_OK):
         return f"{journal} is not writable"
+    if os.path.exists(journal) and _keeps_files(directory.stat(), journal.stat().st_uid):
+        return f"{directory} is of another user, whose files cannot be replaced there (its sticky bit is set)"
     return None
+
+
+def _keeps_files(directory: os.stat_result, owner: int) -> bool:
+    """Return True if this process may not replace a file of this owner, as the directory has the sticky bit."""
+    return bool(directory.st_mode & stat.S_ISVTX) and os.geteuid() not in (0, owner, directory.st_uid)
 
 
 def wrong_name(place: str | Path) -> str | None:

@@ -261,6 +261,15 @@ def test_a_journal_that_is_not_writable(tmp_path, monkeypatch):
     assert problem_with(tmp_path) == f"{tmp_path / 'journal.jsonl'} is not writable"
 
 
+@pytest.mark.parametrize(("mode", "other", "is_refused"), [(0o1777, 1, True), (0o777, 1, False), (0o1777, 0, False)])
+def test_files_of_another_user_below_a_sticky_directory(tmp_path, monkeypatch, mode, other, is_refused):
+    (tmp_path / "journal.jsonl").touch()
+    tmp_path.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + other)
+    text = f"{tmp_path} is of another user, whose files cannot be replaced there (its sticky bit is set)"
+    assert problem_with(tmp_path) == (text if is_refused else None)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_without_write_permission(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
