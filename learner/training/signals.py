@@ -1,6 +1,9 @@
 """Signals: the first SIGINT (Ctrl-C) or SIGTERM ends a run cleanly, a second one immediately. SIGUSR1 saves.
 
-SIGHUP from a closed terminal acts like SIGTERM, unless `nohup` ignores it or the user's code handles it.
+SIGHUP from a closed terminal acts like SIGTERM, unless `nohup` ignores it or the user's code handles it. An ignored
+SIGINT, as of a background job in a shell's script, stays ignored: Ctrl-C is not for this process. An ignored SIGTERM
+does not: a batch script that ignores it to survive the notice of a scheduler passes that on to the run, which would
+then lose its progress.
 """
 
 import contextlib
@@ -63,6 +66,8 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
         _call(previous[number], number, frame)
 
     handlers: dict[int, Handler] = dict.fromkeys(NAMES, handle_stop)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        del handlers[signal.SIGINT]
     hangups = _replaceable(HANGUPS)
     if any(handler is signal.SIG_DFL or _is_of_a_command(handler) for handler in hangups.values()):
         handlers |= dict.fromkeys(hangups, handle_stop)

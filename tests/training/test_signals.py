@@ -246,15 +246,32 @@ def test_the_handler_is_restored_after_an_error(handler, number):
     assert handler == [number]
 
 
-@pytest.mark.parametrize("default", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
-def test_any_handler_is_restored(default):
-    signal.signal(INT, default)
+@pytest.mark.parametrize(
+    ("number", "default"),
+    [(INT, signal.SIG_DFL), (INT, signal.default_int_handler), (TERM, signal.SIG_IGN), (TERM, signal.SIG_DFL)],
+)
+def test_any_handler_is_restored(number, default):
+    signal.signal(number, default)
     requests = []
     with on_signals(requests.append, pytest.fail):
-        assert signal.getsignal(INT) is not default
-        send()
-    assert signal.getsignal(INT) is default
-    assert requests == ["ctrl-c"]
+        assert signal.getsignal(number) is not default
+        send(number)
+    assert signal.getsignal(number) is default
+    assert requests == [NAMES[number]]
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    """A shell starts background jobs of a script this way. SIGTERM still stops the run."""
+    signal.signal(INT, signal.SIG_IGN)
+    requests = []
+    with on_signals(requests.append, pytest.fail):
+        send(INT)
+        send(INT)
+        assert requests == []
+        send(TERM)
+        send(INT)
+        assert signal.getsignal(INT) is signal.SIG_IGN
+    assert (requests, signal.getsignal(INT)) == (["sigterm"], signal.SIG_IGN)
 
 
 def test_a_handler_unknown_to_python_is_kept(monkeypatch):
