@@ -20,6 +20,8 @@ from learner.runs.journal import OBSERVER_KEYS
 from learner.util.stages import note
 
 COMMENT = re.compile(r"(?:^|\s)#")
+MARKED = ("!", "|", ">")
+"""The beginnings of YAML's texts with a tag, as in `!!str 5`, and of its blocks of lines."""
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -73,7 +75,8 @@ def read_configs(paths: Sequence[str | Path]) -> dict[str, Any]:
 
 def value_of(text: str) -> Any:
     """Return the value of an option, parsed as YAML. Texts that are not YAML are returned unchanged, and so are texts
-    with a comment, such as `runs/try #1`.
+    of which YAML would drop a part unless they were quoted: a comment, as in `runs/try #1`, an anchor, as in `&x y`, or
+    a line break.
 
     Raises:
       LearnerError: the value is too large or too deep, or has a duplicate key.
@@ -88,8 +91,10 @@ def value_of(text: str) -> Any:
     except yaml.YAMLError:
         return text
     bare = isinstance(value, dict) and value and not any(value.values()) and ": " not in text
-    quoted = text.lstrip()[:1] in ("'", '"', "[", "{")
-    return text if bare or (not quoted and COMMENT.search(text)) else value
+    start = text.lstrip()[:1]
+    quoted = start in ("'", '"', "[", "{")
+    folded = isinstance(value, str) and value != text.strip() and start not in MARKED
+    return text if bare or start == "&" or (not quoted and (folded or COMMENT.search(text))) else value
 
 
 def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -92,6 +92,14 @@ def test_values_of_words():
         ("a#1", "a#1"),
         ('"a #1"', "a #1"),
         ("[1, 'a #1']", [1, "a #1"]),
+        ("runs/a\nb", "runs/a\nb"),
+        (" a ", "a"),
+        ("&x y", "&x y"),
+        ("&x 5", "&x 5"),
+        ("[&x 1, *x]", [1, 1]),
+        ("!!str 5", "5"),
+        ("|\n a\n b", "a\nb"),
+        ("a: 1\nb: 2", {"a": 1, "b": 2}),
     ]
     for text, value in cases:
         with named_case((text, value)):
