@@ -3,13 +3,14 @@
 import argparse
 import ast
 import importlib.metadata
+import importlib.resources
 import itertools
 import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from learner.cli.parsing import PROCESSES, Parser, fit_to_terminal
 from learner.diagnostics.check_result import QUESTIONS
@@ -30,7 +31,7 @@ TOPICS = {
 }
 """Topics of the help of `learner fit`: the key whose choices each lists, if any, and a description."""
 
-STORED = Path(__file__).with_name("topics.json")
+STORED = importlib.resources.files("learner.cli") / "topics.json"  # also in a zip archive
 """The help of these topics, which only code that imports JAX can compute. `python docs/topics.py` writes it."""
 
 RESUME = f"""\
@@ -215,7 +216,8 @@ def dotted_names() -> list[str]:
 
 def _methods(path: str, name: str) -> dict[str, tuple[str, ...]]:
     """Return the public methods of a builder except `build`, with their parameters."""
-    module = ast.parse((Path(__file__).parents[1] / path).read_text())
+    loader: Any = __spec__.loader  # also of a zip archive; the package need not be imported
+    module = ast.parse(loader.get_data(str(Path(__file__).parents[1] / path)))
     (builder,) = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
     methods = (node for node in builder.body if isinstance(node, ast.FunctionDef))
     found = {each.name: tuple(argument.arg for argument in each.args.args[1:]) for each in methods}

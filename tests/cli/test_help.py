@@ -1,12 +1,16 @@
 """Tests of the help of commands, topics and keys."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
+import learner
 from learner.builder import LearnerBuilder
 from learner.cli.configs.builder_options import methods
 from learner.cli.configs.schema import PARTS
@@ -75,6 +79,21 @@ def test_stored_topics_of_another_optax_are_ignored(monkeypatch, tmp_path):
     (tmp_path / "topics.json").write_text(json.dumps({**stored, "optax": "0.0.1"}))
     assert stored_topic("optimizers") is None
     assert stored_topic("processes").startswith("options of the process")
+
+
+@pytest.mark.full
+def test_help_in_a_zip_archive(tmp_path):
+    package = Path(learner.__file__).parent
+    with zipfile.ZipFile(tmp_path / "learner.zip", "w") as archive:
+        for path in (*package.rglob("*.py"), package / "cli" / "topics.json"):
+            archive.write(path, path.relative_to(package.parent))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "learner.zip")}
+    (tmp_path / "a.yaml").write_text("num_epochs: 1")
+    for words, code, expected in ((["--help=keys"], 0, "num_epochs"), (["a.yaml", "--num_epoch=1"], 2, "'num_epochs'")):
+        command = [sys.executable, "-P", "-m", "learner", "fit", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert expected in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["fit", "resume"])
