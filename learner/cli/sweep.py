@@ -1,5 +1,6 @@
 """`learner sweep`: a run for each combination of values, one after another in one process."""
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -129,7 +130,8 @@ class _Progress:
         end_stages()
         how = ", ".join([*filter(None, words), time_or_kept])
         text = f"{self._place(outcome.member)}  {outcome.member.name}  {how}"
-        print(printable(text), file=self._stream, flush=True)
+        with contextlib.suppress(OSError):  # a sweep continues without its output; printing the results reports it
+            print(printable(text), file=self._stream, flush=True)
 
 
 def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bool) -> int:

@@ -1,8 +1,10 @@
 """Tests of `learner sweep`: members, directories, resuming, results, and errors before training."""
 
 import contextlib
+import errno
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -302,6 +304,23 @@ def test_sweep_fails_if_all_members_diverge(learner, line_config, workplace):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("error", "code"), [(errno.ENOSPC, 74), (errno.EPIPE, 141)])
+def test_sweep_continues_without_its_output(swept, config, importable, monkeypatch, capsys, error, code):
+    """The table of the results, at the end, reports it."""
+
+    class Broken(io.TextIOWrapper):
+        def write(self, text):
+            raise OSError(error, os.strerror(error))
+
+    shutil.rmtree("run-sweep/003-lr=0.05-seed=1")
+    with open(os.devnull, "wb") as null:
+        monkeypatch.setattr(sys, "stdout", Broken(null))
+        assert main(["sweep", config, *SWEEP]) == code
+    assert read_summary(Path("run-sweep/003-lr=0.05-seed=1"))["epochs"] == 1
+    message = "learner: standard output cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == (message if code == 74 else "")
+
+
 def test_single_member_is_trained_like_a_task_of_a_job_array(learner, line_config, workplace):
     """The first member diverges, which does not end the sweep."""
     with open("mymodule.py", "a") as file:
