@@ -19,6 +19,7 @@ from learner.cli.usage import PARSERS, Paragraph, fill, fit_usage, requested_hel
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, deferred_signals, dropped_signals, of_a_command
 from learner.util.device_threads import any_alive, end_process
+from learner.util.disk import largest_file
 from learner.util.distribution import VERSION
 from learner.util.stages import end_stages, enter_stage, stage_line
 from learner.util.standard_streams import fill_descriptors, write_errors
@@ -274,6 +275,7 @@ def _run(words: list[str]) -> int:
     if page is not None:
         print(page.rstrip())
         return 0
+    largest_file()  # otherwise each run that cannot be read would be a warning
     starts_run = command in ("fit", "resume", "sweep") and topic is None
     reads_configs = any(word.startswith("--replay") or word.endswith((".yaml", ".yml")) for word in rest)
     replays = command == "diff" and topic is None and reads_configs

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from learner.runs.series import CHUNK, LONGEST
-from learner.util.disk import LARGEST, refuse_larger
+from learner.util.disk import largest_file, refuse_larger
 
 KNOWN_BY = 256
 """Bytes; two lines of a journal differ in their times."""
@@ -63,7 +63,7 @@ class GrowingLines:
                 self._file = status.st_dev, status.st_ino
                 self._at = max(0, status.st_size - self._last) if self._last is not None else 0
                 self._torn = self._at > 0  # it may begin inside a line
-            refuse_larger(self.path, status.st_size - self._at, LARGEST)
+            refuse_larger(self.path, status.st_size - self._at, largest_file())
             file.seek(self._at)
             lines: list[bytes] = []
             while content := file.read(min(CHUNK, status.st_size - self._at)):

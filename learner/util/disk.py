@@ -14,9 +14,8 @@ from typing import Any, BinaryIO
 
 from learner.errors import LearnerError
 
-LARGEST = int(os.environ.get("LEARNER_LARGEST_FILE") or 1 << 30)
-"""The maximum number of bytes to read into memory from a run's file; set by the environment variable
-`LEARNER_LARGEST_FILE`. Metric logs are read in parts and may be larger."""
+LIMIT = "LEARNER_LARGEST_FILE"
+"""The environment variable for the limit of `largest_file`."""
 LONGEST_LINE = 1 << 26
 CHUNK = 1 << 20
 LONGEST_NAME = 255  # bytes, the limit of file systems
@@ -28,6 +27,26 @@ OF_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIM
 TENSORSTORE_NUMBER = re.compile(r"\[(?:OS error |os_error_code=')(\d+)")  # of earlier and current versions
 NO_FOLLOW = os.O_NOFOLLOW
 NO_WAIT = os.O_NONBLOCK  # opening a pipe would wait for its other end
+
+
+def largest_file() -> int:
+    """Return the maximum number of bytes to read into memory from a run's file. Metric logs are read in parts and may
+    be larger.
+
+    Raises:
+      LearnerError: the environment variable is not a number of bytes.
+
+    >>> largest_file()
+    1073741824
+    """
+    text = os.environ.get(LIMIT) or str(1 << 30)
+    if not (text.isascii() and text.isdecimal()):
+        raise LearnerError(
+            f"the environment variable {LIMIT} is {text!r}: it needs a number of bytes, such as {1 << 30}",
+            code="file-limit-malformed",
+            value=text,
+        )
+    return int(text)
 
 
 def error_number(error: BaseException) -> int | None:
@@ -108,7 +127,7 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
 
     Args:
       path: the path of the file.
-      most: the maximum number of bytes; default: `LARGEST`.
+      most: the maximum number of bytes; default: `largest_file()`.
 
     Raises:
       LearnerError: the file is larger, or it is a pipe, a device or a directory.
@@ -121,7 +140,7 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     >>> read_bytes(path)
     b'{}'
     """
-    most = LARGEST if most is None else most
+    most = largest_file() if most is None else most
     descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
     try:
         status = os.fstat(descriptor)
@@ -164,13 +183,13 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """Yield the complete lines of a regular file, each with its line end. A last line without a line end is skipped.
 
     Raises:
-      LearnerError: the file has more than `LARGEST` bytes, or a line more than `LONGEST_LINE`, so that memory is
+      LearnerError: the file has more than `largest_file()` bytes, or a line more than `LONGEST_LINE`, so that memory is
         bounded even if the file is not text.
       OSError: it cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
     with open(descriptor, "rb") as file:
-        refuse_larger(path, os.fstat(descriptor).st_size, LARGEST)
+        refuse_larger(path, os.fstat(descriptor).st_size, largest_file())
         for number in itertools.count(1):
             line = file.readline(LONGEST_LINE)
             if len(line) == LONGEST_LINE:

@@ -21,8 +21,9 @@ from learner.cli.configs import missing
 from learner.cli.configs.missing import check_words
 from learner.cli.fit import _train
 from learner.cli.main import COMMANDS, _fail, main
+from learner.util.disk import read_bytes
 from learner.util.stages import stage_line
-from tests.support.codes import named_case
+from tests.support.codes import named_case, raises_code
 from tests.support.pseudoterminal import Terminal
 from tests.support.stopped import some
 
@@ -242,6 +243,16 @@ def test_full_disk_has_no_traceback(learner, config, monkeypatch):
 def test_file_that_cannot_be_written_has_no_traceback(capsys, number, text):
     assert _fail(OSError(number, os.strerror(number), "model.safetensors")) == 1
     assert capsys.readouterr().err == f"learner: {text}: 'model.safetensors'\n"
+
+
+@pytest.mark.parametrize("value", ["1G", "1e9", "-1"])
+def test_a_malformed_limit_of_files_is_an_error(learner, monkeypatch, trained, value):
+    monkeypatch.setenv("LEARNER_LARGEST_FILE", value)
+    code, _, err = learner("compare", "run")
+    message = f"learner: the environment variable LEARNER_LARGEST_FILE is '{value}': it needs a number of bytes"
+    assert (code, err) == (2, f"{message}, such as 1073741824\n")
+    with raises_code("file-limit-malformed", value=value):
+        read_bytes("run/journal.jsonl")
 
 
 WITHOUT_DEVICES = """
