@@ -72,6 +72,7 @@ COMMON_GUESSES = {
 NARROWEST = 24  # characters of a description next to a command
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+NO_THREAD = "can't start new thread"  # as Python says
 PIPE_CLOSED = 141  # the code that shells report for programs ended by SIGPIPE
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 
@@ -167,8 +168,8 @@ def _interrupted(code: int) -> int:
 
 
 def _fail(error: Exception) -> int:
-    """Print the traceback of an error in the user's code, or the text of an error about a file that cannot be written,
-    and return the exit code. An error of a library is raised again.
+    """Print the traceback of an error in the user's code, or the text of an error about a file that cannot be written
+    or a thread that cannot be started, and return the exit code. An error of a library is raised again.
     """
     text = own_traceback(error)
     if isinstance(error, RuntimeError | AssertionError) and (problem := _device_problem(error)) is not None:
@@ -176,6 +177,8 @@ def _fail(error: Exception) -> int:
         return 2
     if text is None and isinstance(error, OSError) and error.errno in UNWRITABLE and not os.environ.get(FULL):
         text = "\n  ".join(map(printable, [f"learner: {error}", *getattr(error, "__notes__", ())]))
+    if text is None and isinstance(error, RuntimeError) and str(error) == NO_THREAD:
+        text = f"learner: {error}: the user or container has all that it may have (ulimit -u, a limit of pids)"
     if text is None:
         raise error
     print(text, file=sys.stderr)

@@ -245,6 +245,13 @@ def test_file_that_cannot_be_written_has_no_traceback(capsys, number, text):
     assert capsys.readouterr().err == f"learner: {text}: 'model.safetensors'\n"
 
 
+def test_a_thread_that_cannot_be_started_has_no_traceback(capsys):
+    assert _fail(RuntimeError("can't start new thread")) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "learner: can't start new thread: the user or container has all that it may have (ulimit -u, a limit of pids)"
+    ]
+
+
 @pytest.mark.parametrize("value", ["1G", "1e9", "-1"])
 def test_a_malformed_limit_of_files_is_an_error(learner, monkeypatch, trained, value):
     monkeypatch.setenv("LEARNER_LARGEST_FILE", value)
