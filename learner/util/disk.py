@@ -50,14 +50,19 @@ def largest_file() -> int:
 
 
 def error_number(error: BaseException) -> int | None:
-    """Return the number of the system's error, which TensorStore's errors have only in their text. Return None for
-    other errors.
+    """Return the number of the system's error, which TensorStore's errors have only in their text, and those of full
+    disks sometimes only in words. Return None for other errors.
 
     >>> error_number(ValueError("PERMISSION_DENIED: Failed to open: a: Read-only file system [os_error_code='30']"))
     30
+    >>> error_number(ValueError("Failed to write: No space left on device")) == errno.ENOSPC
+    True
     """
-    in_text = TENSORSTORE_NUMBER.search(str(error))
-    return error.errno if isinstance(error, OSError) else int(in_text[1]) if in_text else None
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    if number := TENSORSTORE_NUMBER.search(str(error)):
+        return int(number[1])
+    return next((code for code in FULL if os.strerror(code) in str(error)), None)
 
 
 def is_of_process(error: BaseException) -> bool:
