@@ -23,7 +23,7 @@ from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
 from learner.training.feed.inputs import data_rewinder, rewound
-from learner.training.fit import fit_run
+from learner.training.fit_run import fit_run
 from learner.training.passes import MetricValues
 from learner.training.pure_steps import PureSteps
 from learner.training.result import LearningResult, ModelT

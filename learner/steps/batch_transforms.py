@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
-from learner.steps.streams import BATCH_STREAM
+from learner.steps.key_streams import BATCH_STREAM
 from learner.util.signatures import positional_count
 
 Array = Any

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 from learner.errors import LearnerError
 from learner.models.adapters import adapter_of
 from learner.models.base import OF_GRADIENTS, Trainable, same_structure, same_tree
+from learner.steps.key_streams import MODEL_STREAM
 from learner.steps.outputs import TrainOutput
 from learner.steps.step_definition import step_fn
-from learner.steps.streams import MODEL_STREAM
 from learner.steps.tree_math import like, scale_by_weight, sum_dtype
 from learner.util.trees import named_leaves
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from learner.steps.streams import RUN_STREAM
+from learner.steps.key_streams import RUN_STREAM
 
 Array = Any
 

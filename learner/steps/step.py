@@ -16,13 +16,13 @@ from learner.errors import LearnerError
 from learner.metrics.base import Info
 from learner.models.base import same_structure
 from learner.steps.finite import mark_overflow
+from learner.steps.key_streams import AFTER_STEP, MODEL_STREAM
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at, may_evaluate_loss, update_params
 from learner.steps.outputs import as_output, has_wrong_labels
 from learner.steps.parts import with_barriers
 from learner.steps.precision import with_matmul
 from learner.steps.run_key import run_keys
 from learner.steps.step_definition import StepDefinition, changed_attributes
-from learner.steps.streams import AFTER_STEP, MODEL_STREAM
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import (
     copied,

@@ -18,11 +18,11 @@ from learner.steps.axis import Axis
 from learner.steps.batch_transforms import BatchTransform, transformed
 from learner.steps.eval_params import eval_params
 from learner.steps.finite import RAISES, NonFinitePolicy
+from learner.steps.key_streams import MODEL_STREAM, VALID_STREAM
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import rematerialised
-from learner.steps.streams import MODEL_STREAM, VALID_STREAM
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import like, scale_by_weight, weight_of
 from learner.util.trees import named_leaves

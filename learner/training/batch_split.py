@@ -17,10 +17,10 @@ from learner.steps.buffers import ResidentBatches
 from learner.training.checks.fingerprints import PARTS, saved_fingerprint
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.dispatch import Dispatch, Kind
-from learner.training.plan import RunPlan
 from learner.training.programs.oom import MARK
 from learner.training.programs.program_memory import memory_of
 from learner.training.progress.restore import Restored
+from learner.training.run_plan import RunPlan
 from learner.training.setup.dispatch_plan import Planned, planned
 from learner.util.machine import machine_memory
 from learner.util.stages import enter_stage

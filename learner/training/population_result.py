@@ -18,13 +18,13 @@ from learner.steps.population import member_of
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
-from learner.training.plan import RunPlan
 from learner.training.population import Member, Population
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import Restored
 from learner.training.reporting.population_delivery import means_of
 from learner.training.result import LearningResult, RunFunction, finished_runner, result_of
 from learner.training.run import Run
+from learner.training.run_plan import RunPlan
 from learner.training.setup.dispatch_plan import make_runner
 from learner.util.fragments import fragment, table
 from learner.util.text import aligned, join_names, short

@@ -15,7 +15,7 @@ from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, closed_on_error
 from learner.training.files.run_directory import may_resume, refuse_links
 from learner.training.options import Options
-from learner.training.plan import RunPlan
+from learner.training.run_plan import RunPlan
 
 
 def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes: ProcessGroup) -> RunPlan:

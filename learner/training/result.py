@@ -14,9 +14,9 @@ from learner.steps.eval_params import eval_params
 from learner.training.checkpoints.model_loading import load_best_state
 from learner.training.checkpoints.resume import finished_summary, too_few_epochs
 from learner.training.definition import NotPicklable, TrainingDefinition
-from learner.training.plan import RunPlan
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import Restored
+from learner.training.run_plan import RunPlan
 from learner.training.setup.dispatch_plan import make_runner
 from learner.util.fragments import fragment, paragraph
 from learner.util.user_warnings import warn

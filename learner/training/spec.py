@@ -6,9 +6,9 @@ from typing import Any
 
 from learner.steps.population import member_shapes
 from learner.steps.train_state import TrainState
-from learner.training.plan import RunPlan
 from learner.training.population import Member
 from learner.training.progress.restore import Restored
+from learner.training.run_plan import RunPlan
 
 __all__ = ["Restored", "RunPlan", "RunSpec"]
 

@@ -27,8 +27,8 @@ from learner import (
     partition_params,
 )
 from learner.metrics import Accuracy, GradientNorm, LearningRate
+from learner.steps.key_streams import VALID_STREAM
 from learner.steps.step_definition import step_fn
-from learner.steps.streams import VALID_STREAM
 from learner.steps.tree_math import global_norm, like, rows_of, weight_of
 from learner.training.programs.compilation import CompileTimes
 from learner.util.trees import named_leaves

@@ -274,7 +274,7 @@ def test_unwritable_records_are_refused_before_a_run_is_replaced(tmp_path, monke
     def refuse(options, state):
         raise LearnerError("in parts", code="checkpoint-record-distributed")
 
-    monkeypatch.setattr("learner.training.fit.check_recordable", refuse)
+    monkeypatch.setattr("learner.training.fit_run.check_recordable", refuse)
     with raises_code("checkpoint-record-distributed"):
         build_line(quiet(tmp_path / "run", overwrite=True)).fit(batches())
     assert {**tree_of(tmp_path / "run"), "run.lock": None} == {**left, "run.lock": None}

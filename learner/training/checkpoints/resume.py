@@ -21,11 +21,11 @@ from learner.training.feed.inputs import Inputs, run_length
 from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found, read_of_run
 from learner.training.member_decisions import all_ended_text
 from learner.training.options import Options
-from learner.training.plan import RunPlan
 from learner.training.programs.executor import scaled
 from learner.training.progress.position import Position
 from learner.training.progress.restore import ALLOWED, Differing, Restored, restore, restore_newest
 from learner.training.progress.snapshot import platform_facts
+from learner.training.run_plan import RunPlan
 from learner.training.stopping import MetricEarlyStopping
 from learner.util.text import short
 

@@ -16,11 +16,11 @@ from learner.training.feed.dispatches import Feeder
 from learner.training.feed.group import bytes_of
 from learner.training.feed.inputs import unused_batch_size
 from learner.training.files.run_outputs import Outputs
-from learner.training.plan import RunPlan
 from learner.training.programs.compilation import CompileTimes, compilation_cache
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import MemoryFootprint
 from learner.training.reporting.timing import StepTimeEstimator
+from learner.training.run_plan import RunPlan
 from learner.training.setup.dispatch_plan import StepLimit, build_feeder, lanes_of, make_runner
 from learner.training.spec import Restored
 from learner.util.executables import compile_threads
