@@ -7,6 +7,7 @@ kept, and optionally the best.
 import dataclasses
 import math
 import numbers
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -132,7 +133,8 @@ class Checkpointer:
             "info": dict(info or {}),
             "numbers": {name: repr(x) for name, x in plain.items()},  # JSON has no NaN
         }
-        if not self._is_prepared:  # once, as it lists the directory
+        # Not each time, as it lists the directory.
+        if not (self._is_prepared and os.path.isdir(self._store.path(0).parent)):
             self._store.prepare()
             self._is_prepared = True
         for number in self._store.steps:

@@ -15,8 +15,8 @@ from learner.cli.usage import PARSERS
 from learner.cli.watch import refuse_pipes, refuse_without_packages
 from learner.errors import LearnerError
 
-STOPPED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM)} | {128 + signal.SIGHUP: signal.SIGTERM}
-"""Exit codes of the view after which the run also gets a signal, so that it saves and ends."""
+STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+"""Exit codes of the view, besides that of Ctrl-C, after which the run also gets a signal, so that it saves and ends."""
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
@@ -53,12 +53,20 @@ def train_beside(command: str, words: Sequence[str]) -> int | None:
         try:
             result = _show(directory, process)
         except BaseException:
-            process.send_signal(signal.SIGINT)
+            _interrupt(process)
             raise
-        if result in STOPPED:
-            process.send_signal(STOPPED[result])
+        if result == 128 + signal.SIGINT:
+            _interrupt(process)
+        elif result in STOPPED:
+            process.send_signal(signal.SIGTERM)
         with _passing_on(process):  # only after the view, which has its own handlers, is closed
             return _follow(process, output)
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Stop the run as by Ctrl-C. If this process ignores SIGINT, the run has inherited that."""
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    process.send_signal(signal.SIGTERM if is_ignored else signal.SIGINT)
 
 
 def _show(directory: str, process: subprocess.Popen[bytes]) -> int:
@@ -98,4 +106,4 @@ def _follow(process: subprocess.Popen[bytes], output: IO[bytes]) -> int:
         except subprocess.TimeoutExpired:
             pass
         except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
+            _interrupt(process)

@@ -14,7 +14,7 @@ from learner.cli.parsing import Parser, check_output
 from learner.errors import LearnerError, Problem, one_error
 from learner.reports.html_report import write_report
 from learner.reports.pictures import AXES, picture
-from learner.reports.plots import refuse_path
+from learner.reports.plots import MARKS, refuse_path
 from learner.runs import control_files as asking
 from learner.runs.comparison import ComparisonTable
 from learner.runs.comparison import compare as compared
@@ -228,9 +228,9 @@ def plot(words: Sequence[str]) -> int:
     line = parser.read(words)
     import_optional("plotext" if line.output is None else "matplotlib", "plots", "a plot")
     refuse_path(line.output)
-    figure = picture(
-        find_runs(line.directories), line.metric, x=line.x, steps=line.steps, smooth=line.smooth, log=line.log
-    )
+    options = {"x": line.x, "steps": line.steps, "smooth": line.smooth, "log": line.log}
+    most = len(MARKS) if line.output is None else None  # with colours, more lines can be told apart
+    figure = picture(find_runs(line.directories), line.metric, **options, most=most)
     if line.output is None:
         terminal = shutil.get_terminal_size()
         print(figure.text(terminal.columns, min(terminal.lines - 2, terminal.columns // 3)))

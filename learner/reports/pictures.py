@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from learner.errors import LearnerError, near
-from learner.reports.plots import LARGEST, MARKS, Line, Plot
+from learner.reports.plots import LARGEST, Line, Plot
 from learner.runs.run_reader import RunReader
 from learner.runs.thinning import smoothed
 from learner.util.text import printable
@@ -25,9 +25,9 @@ def picture(
     steps: bool = False,
     smooth: float = 0.0,
     log: bool = False,
+    most: int | None = None,
 ) -> Plot:
-    """Return the plot of a metric, with a line for each run and split; of more lines than there are marks, those of the
-    best runs.
+    """Return the plot of a metric, with a line for each run and split.
 
     Args:
       runs: one or more. Runs without the metric are left out.
@@ -37,6 +37,7 @@ def picture(
       smooth: the weight of the previous mean against the next value, from 0 to below 1. An exponential moving average
         without bias towards the first values.
       log: use a logarithmic vertical axis, without values that are not positive.
+      most: the maximum number of lines; of more, those of the best runs are drawn. None: no limit.
 
     Raises:
       LearnerError: no run has the metric as a number, or the settings of the axes are invalid.
@@ -50,7 +51,7 @@ def picture(
     unit = ""
     found = [(run, key) for run in runs for key in _keys(run, metric)]
     keys = list(dict.fromkeys(key for _, key in found))
-    for run, key in _best(found, keys[-1]) if len(found) > len(MARKS) else found:
+    for run, key in found if most is None or len(found) <= most else _best(found, keys[-1], most):
         name = key if len(runs) == 1 else run.name if len(keys) == 1 else f"{run.name} {key}"
         at, values = _line(run, key, x, steps)
         lines[printable(name)] = at, smoothed(values, smooth).tolist()
@@ -74,10 +75,10 @@ def check_axes(x: str, smooth: float) -> None:
         )
 
 
-def _best(found: Sequence[tuple[RunReader, str]], metric: str) -> list[tuple[RunReader, str]]:
-    """Return the lines of the best runs by a metric, in their order, as many as there are marks."""
+def _best(found: Sequence[tuple[RunReader, str]], metric: str, most: int) -> list[tuple[RunReader, str]]:
+    """Return the lines of the best runs by a metric, in their order."""
     order = sorted(range(len(found)), key=lambda index: found[index][0].rank(metric))
-    return [found[index] for index in sorted(order[: len(MARKS)])]
+    return [found[index] for index in sorted(order[:most])]
 
 
 def _keys(run: RunReader, metric: str) -> list[str]:

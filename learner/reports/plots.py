@@ -37,7 +37,7 @@ class Plot:
         are values that are not above 0 on a logarithmic axis.
       log_x: True for a logarithmic horizontal axis.
       log_y: True for a logarithmic vertical axis.
-      left_out: the number of lines that the plot has no marks for.
+      left_out: the number of further lines, which are not drawn.
     """
 
     title: str

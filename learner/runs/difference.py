@@ -149,7 +149,7 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
         code[PROGRAM] = facts[PROGRAM]
     code |= {key: environment.pop(key) for key in ("commit",) if key in environment}
     return Difference(
-        {key: pair for key, pair in differing(a.config, b.config).items() if key not in ALWAYS_DIFFER},
+        {key: pair for key, pair in differing(_config(a), _config(b)).items() if key not in ALWAYS_DIFFER},
         {key: pair for key, pair in facts.items() if key.startswith("data.")},
         code,
         {key: pair for key, pair in environment.items() if key.rpartition(".")[2] not in NAMELESS},
@@ -157,6 +157,15 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
         len(common),
         parting,
     )
+
+
+def _config(run: RunReader) -> Mapping[str, Any]:
+    """Return the settings of a run. Earlier versions recorded the optimizer of a run from Python as a text, and its
+    settings apart.
+    """
+    if run.has_config or not run.optimizer:
+        return run.config
+    return {key: x for key, x in run.config.items() if key.partition(".")[0] != "optimizer"} | run.optimizer
 
 
 def _values(run: RunReader, metric: str) -> tuple[Integers, Floats]:

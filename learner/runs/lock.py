@@ -242,10 +242,11 @@ def _holder(descriptor: int) -> _Holder:
     """Return the holder that the file names."""
     try:
         content = json.loads(os.pread(descriptor, LONGEST, 0))
-        namespace = content.get("pid_namespace")  # earlier versions wrote none
-        return _Holder(str(content["host"]), int(content["pid"]), None if namespace is None else int(namespace))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        host, process = str(content["host"]), int(content["pid"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return _Holder()
+    namespace = content.get("pid_namespace")  # earlier versions wrote none
+    return _Holder(host, process, namespace if isinstance(namespace, int) else None)
 
 
 def _is_alive(process: int) -> bool:

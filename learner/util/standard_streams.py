@@ -14,13 +14,15 @@ def fill_descriptors() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # gets the lowest free descriptor, which is this one; child processes need it as much
+            # It gets the lowest free descriptor, which is this one; child processes need it as much.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 @contextlib.contextmanager
 def write_errors(stream: TextIO, handle: Callable[[OSError], None]) -> Iterator[None]:
-    """Call `handle` in place of raising an error of writing to the stream in this block."""
+    """Call `handle` in place of raising an error of writing to the stream in this block. An object in place of a stream
+    that takes no attributes is left as it is.
+    """
 
     def handling(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -33,9 +35,19 @@ def write_errors(stream: TextIO, handle: Callable[[OSError], None]) -> Iterator[
 
     with contextlib.ExitStack() as restored:
         for name in ("write", "flush"):
-            before = getattr(stream, name)
-            # Inside another such block the method is the one of that block.
-            restore = (setattr, stream, name, before) if name in vars(stream) else (delattr, stream, name)
-            restored.callback(*restore)
-            setattr(stream, name, handling(before))
+            with contextlib.suppress(AttributeError, TypeError):
+                before, is_own = getattr(stream, name), name in vars(stream)
+                setattr(stream, name, handling(before))
+                restored.callback(_restore, stream, name, before, is_own)
         yield
+
+
+def _restore(stream: TextIO, name: str, method: Any, is_own: bool) -> None:
+    """Restore a method. `is_own`: the stream had it as an attribute, as inside another such block."""
+    if is_own:
+        setattr(stream, name, method)
+        return
+    try:
+        delattr(stream, name)
+    except AttributeError:  # of a wrapper, which has passed the attribute on to its stream
+        setattr(stream, name, method)

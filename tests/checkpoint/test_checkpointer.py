@@ -1,5 +1,7 @@
 """Tests of checkpoints of hand-written loops: trees restore to the bit, damage is detected, a few are kept."""
 
+import shutil
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -113,6 +115,14 @@ def test_a_step_before_the_newest_is_refused_until_the_loop_rewinds(directory):
     with Checkpointer(directory) as checkpointer:
         assert checkpointer.steps == [1]
         assert float(checkpointer.restore(like).state["w"]) == 1
+
+
+def test_a_directory_that_was_removed_is_made_again(tmp_path):
+    with Checkpointer(tmp_path / "saved", keep_last=9) as checkpointer:
+        checkpointer.save(1, {"w": jnp.float32(1)})
+        shutil.rmtree(tmp_path / "saved")
+        checkpointer.save(2, {"w": jnp.float32(2)})
+        assert float(checkpointer.restore({"w": jnp.float32(0)}).state["w"]) == 2
 
 
 def test_damaged_checkpoint_is_skipped_or_named(directory):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from learner.cli.beside import _follow, _passing_on
+from learner.cli.beside import _follow, _interrupt, _passing_on
 from tests.support.pseudoterminal import Terminal
 
 
@@ -27,6 +27,19 @@ def test_character_written_in_two_parts(capsys):
         process = subprocess.Popen([sys.executable, "-c", code], stdout=output)
         assert _follow(process, output) == 0
     assert capsys.readouterr().out == "caf\u00e9"
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_run_that_inherits_an_ignored_interrupt_is_stopped(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=-1)
+        process.stdout.readline()
+        _interrupt(process)
+        with process:
+            assert process.wait(60) == -(signal.SIGTERM if handler is signal.SIG_IGN else signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -89,9 +89,9 @@ def test_plot_in_the_terminal_and_in_a_file(two, learner):
 def test_lines_that_a_plot_leaves_out_are_counted(workplace, learner):
     for number in range(10):
         write_run(f"runs/{number}", {"valid/Loss": [1.0 + number]})
-    for words in ((), ("-o", "loss.png")):
+    for words, last in ([], "2 further lines: name runs to choose"), (["-o", "loss.png"], "loss.png"):
         code, out, err = learner("plot", "runs", "valid/Loss", *words)
-        assert (code, err, out.splitlines()[-1]) == (0, "", "2 further lines: name runs to choose")
+        assert (code, err, out.splitlines()[-1]) == (0, "", last)
     assert learner("plot", "runs/9", "runs/8", "valid/Loss")[1].splitlines()[-1] == "• 8   ⠤ 9"
 
 

@@ -1,5 +1,6 @@
 """Tests of metrics with several kinds of states in runs: values in the history, texts in files, several devices."""
 
+import contextlib
 import dataclasses
 import json
 from typing import Any
@@ -10,9 +11,19 @@ import optax
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from learner import ClassificationOutput, GeneratedOutput, LearnerBuilder
+from learner import ClassificationOutput, GeneratedOutput, Interrupter, LearnerBuilder, LearnerWarning
 from learner.data import ArrayDataset
-from learner.metrics import AUROC, BLEU, BinnedAUROC, CalibrationError, ConfusionMatrix, FBeta, Matthews, Recall
+from learner.metrics import (
+    AUROC,
+    BLEU,
+    BinnedAUROC,
+    CalibrationError,
+    CollectingMetric,
+    ConfusionMatrix,
+    FBeta,
+    Matthews,
+    Recall,
+)
 
 ROWS, CLASSES = 44, 3
 RNG = np.random.default_rng(0)
@@ -68,12 +79,40 @@ def test_a_checkpoint_of_skipped_steps_has_no_rows(tmp_path: Any) -> None:
         builder = LearnerBuilder(tmp_path / "run").renderer(None).metric_train(AUROC()).on_nonfinite("skip")
         return builder.num_epochs(1).with_file_checkpointer(every_steps=1)
 
-    for part in (builder().num_steps(1), builder().resume()):
+    interrupter = Interrupter()
+    stopped = builder().interrupter(interrupter).every(1, lambda info, model: interrupter.stop())
+    for part in (stopped, builder().num_steps(1).resume(), builder().resume()):
         learner = part.build({"w": jnp.ones(CLASSES)}, optax.sgd, 0.0, train_step=step)
-        history = learner.fit(data).history
+        with contextlib.nullcontext() if part is not stopped else pytest.warns(LearnerWarning, match="skipped"):
+            history = learner.fit(data).history
     probabilities = np.exp(X[16:]) / np.exp(X[16:]).sum(-1, keepdims=True)
     expected = sklearn_metrics.roc_auc_score(np.eye(CLASSES)[LABELS[16:]], probabilities)
     np.testing.assert_allclose(history["train/AUROC"][-1], expected, rtol=1e-6)
+
+
+class Numbered(CollectingMetric):
+    """The mean of rows that all have the number of the metric."""
+
+    numeric = True
+
+    def __init__(self, number: int) -> None:
+        self.number, self.name = number, f"Number {number}"
+
+    def collect(self, output: Any) -> Any:
+        return jnp.full(len(output.logits), self.number)
+
+    def compute(self, rows: Any) -> float:
+        return float(np.mean(rows))
+
+
+@pytest.mark.full
+def test_many_metrics_keep_their_rows_when_an_epoch_is_resumed_twice(tmp_path: Any) -> None:
+    data = [{"x": X[i : i + 11], "label": LABELS[i : i + 11]} for i in range(0, ROWS, 11)]
+    for steps in (1, 2, 3):
+        builder = LearnerBuilder(tmp_path / "run").renderer(None).num_steps(steps).resume()
+        builder.metric_train(*map(Numbered, range(12))).with_file_checkpointer(every_steps=1)
+        history = builder.build({"w": jnp.ones(CLASSES)}, optax.sgd, 0.0, train_step=step).fit(data).history
+    assert [history[f"train/Number {number}"][-1] for number in range(12)] == list(range(12))
 
 
 @pytest.mark.full

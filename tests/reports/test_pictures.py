@@ -44,10 +44,11 @@ def test_the_lines_of_the_best_of_many_runs_are_drawn(tmp_path):
         (tmp_path / f"{number}" / "summary.json").write_text(json.dumps({"metrics": metrics}))
     runs = find_runs([tmp_path])
     for metric in ("valid/Loss", "valid/Score"):
-        plot = picture(runs, metric)
+        plot = picture(runs, metric, most=8)
         assert [*plot.lines] == ["7", "8", "9", "10", "11", "12", "13", "14"]
         assert plot.left_out == 12
-    assert picture(runs[:8], "valid/Loss").left_out == 0
+    assert picture(runs[:8], "valid/Loss", most=8).left_out == 0
+    assert len(picture(runs, "valid/Loss").lines) == 20
 
 
 def test_plot_of_each_step(runs):

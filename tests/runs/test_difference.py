@@ -109,6 +109,19 @@ def test_order_of_shuffled_data_is_a_difference(runs, tmp_path):
     assert "data.train.order" in result.data
 
 
+def test_the_optimizer_of_earlier_versions_is_compared(runs, tmp_path):
+    """They recorded it as a text among the settings, and its own settings apart."""
+    other = shutil.copytree(runs("a").directory, tmp_path / "other")
+    start, *lines = (other / "journal.jsonl").read_text().splitlines()
+    start = json.loads(start)
+    start["config"]["optimizer"] = "sgd(momentum=0.9)"
+    (other / "journal.jsonl").write_text("".join(line + "\n" for line in (json.dumps(start), *lines)))
+    assert difference(runs("a"), RunReader(other)).settings == {}
+    start["fingerprint"]["settings"]["optimizer"]["settings"]["momentum"] = "0.9"
+    (other / "journal.jsonl").write_text("".join(line + "\n" for line in (json.dumps(start), *lines)))
+    assert difference(runs("a"), RunReader(other)).settings == {"optimizer.momentum": (None, 0.9)}
+
+
 @pytest.mark.parametrize("version", [None, "0"])
 def test_train_steps_of_other_versions_are_not_comparable(runs, tmp_path, version):
     """The hashes alone do not show whether the code differs, too."""

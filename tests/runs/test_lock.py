@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import platform
 import signal
@@ -126,6 +127,14 @@ def test_process_ids_of_another_namespace_prove_nothing(tmp_path, namespace, is_
     note = {"host": platform.node(), "pid": process, "pid_namespace": namespace + elsewhere}
     (tmp_path / "run.lock").write_text(json.dumps(note))
     assert is_locked(tmp_path) is expected
+
+
+@pytest.mark.parametrize("namespace", ["a", [1], math.inf, None])
+def test_other_namespaces_of_damaged_notes_are_ignored(tmp_path, namespace):
+    (tmp_path / "run.lock").write_text(json.dumps({"host": "another", "pid": 1, "pid_namespace": namespace}))
+    assert is_locked(tmp_path) is None
+    (tmp_path / "run.lock").write_text(json.dumps({"host": platform.node(), "pid": math.inf}))
+    assert is_locked(tmp_path) is False
 
 
 def test_without_file_locks_a_process_of_another_namespace_holds_the_lock(tmp_path, no_locks, namespace):

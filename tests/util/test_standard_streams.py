@@ -13,7 +13,6 @@ from learner.util.standard_streams import write_errors
 
 SCRIPT = """
 import os
-import platform
 from learner.util.standard_streams import fill_descriptors
 
 fill_descriptors()
@@ -46,9 +45,38 @@ def test_errors_of_one_stream_are_handled_until_the_block_ends():
         print("a message", file=stream)
 
 
+class Wrapper:
+    """A stream that passes all attributes on, like that of a progress bar."""
+
+    def __init__(self, stream):
+        object.__setattr__(self, "stream", stream)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.stream, name, value)
+
+
+class Slots:
+    __slots__ = ("texts",)
+
+    def write(self, text):
+        raise BrokenPipeError("nobody reads it")
+
+
+def test_other_objects_in_place_of_streams_are_restored():
+    failed, inner = [], io.StringIO()
+    with write_errors(Wrapper(inner), failed.append):
+        print("a message", file=inner)
+    assert inner.write == type(inner).write.__get__(inner)
+    with write_errors(Slots(), failed.append), pytest.raises(BrokenPipeError):
+        Slots().write("a message")
+    assert (inner.getvalue(), failed) == ("a message\n", [])
+
+
 TRAINING = """
 import os
-import platform
 import jax.numpy as jnp, numpy as np, optax
 from learner import LearnerBuilder
 

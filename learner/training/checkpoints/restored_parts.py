@@ -71,12 +71,16 @@ def reporter_values(
     """
     metrics = {split: options.metrics_of(split) for split in splits}
     restore_host_metrics(restored, metrics)
-    collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
+    collecting = [metric.name for metric in metrics["train"] if isinstance(metric, CollectingMetric)]
     arguments: dict[str, Any] = {"metrics": metrics, "history": History()}
-    # A checkpoint has the leaves of these rows, and the current step gives their structure.
-    if rows := rows_in_flight(restored, collecting, options):
-        row_trees = dict(zip(collecting["train"], runner.row_trees(first_batch), strict=True))
-        arguments |= {"collected": rows, "row_trees": row_trees}
+    rows = rows_in_flight(restored, collecting, options)
+    if rows is not None and collecting:
+        # A checkpoint has the leaves of these rows, and the current step gives their structure. In the order of the
+        # metrics, by which the next checkpoint numbers them.
+        shapes = dict(zip(collecting, runner.row_shapes(first_batch), strict=True))
+        of_train = {name: [rows.get(name) or _no_rows(shapes[name])] for name in collecting}
+        row_trees = {name: jax.tree.structure(tree) for name, tree in shapes.items()}
+        arguments |= {"collected": {"train": of_train}, "row_trees": row_trees}
     if restored is not None:
         arguments["history"] = History.from_json(restored.progress["history"])
         arguments["epoch_values"] = {k: decode(value) for k, value in restored.progress["epoch_values"].items()}
@@ -84,18 +88,25 @@ def reporter_values(
 
 
 def rows_in_flight(
-    restored: Restored | None, names: Mapping[str, list[str]], options: Options
-) -> dict[str, dict[str, list[list[np.ndarray]]]]:
-    """Return the rows that collecting metrics (their names by split) held in a checkpoint inside an epoch."""
-    if restored is None or options.population is not None or not _same_metrics(restored, options):
-        return {}  # each member of a population has its own
-    stored = (restored.metrics or {}).get("rows") or {}
-    rows_by_split: dict[str, dict[str, list[list[np.ndarray]]]] = {}
-    for split, metrics in stored.items():
-        for index, columns in metrics.items():
-            rows = [np.asarray(columns[str(i)]) for i in range(len(columns))]
-            rows_by_split.setdefault(split, {})[names[split][int(index)]] = [rows]
-    return rows_by_split
+    restored: Restored | None, names: Sequence[str], options: Options
+) -> dict[str, list[np.ndarray]] | None:
+    """Return the rows that the collecting metrics of the train split held in a checkpoint inside an epoch, by name.
+    Metrics without a row are left out. Return None for other checkpoints, and without one.
+    """
+    if restored is None or restored.metrics is None or options.population is not None:
+        return None  # each member of a population has its own
+    if not _same_metrics(restored, options):
+        return None
+    stored = (restored.metrics.get("rows") or {}).get("train", {})
+    return {
+        names[int(index)]: [np.asarray(columns[str(i)]) for i in range(len(columns))]
+        for index, columns in stored.items()
+    }
+
+
+def _no_rows(shapes: Any) -> list[np.ndarray]:
+    """Return the leaves of no rows, from the shapes `[rows, ...]` of a batch's rows."""
+    return [np.zeros((0, *x.shape[1:]), x.dtype) for x in jax.tree.leaves(shapes)]
 
 
 def restore_host_metrics(restored: Restored | None, metrics: Mapping[str, Sequence[MetricBase]]) -> None:

@@ -251,8 +251,8 @@ class Runner:
         placed = self.strategy.place_members(np.asarray(scale, np.float32))
         self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=placed))
 
-    def row_trees(self, batch: PyTree) -> list[Any]:
-        """Return the structure of a micro-batch's rows for each collecting metric of the train split."""
+    def row_shapes(self, batch: PyTree) -> list[Any]:
+        """Return the shapes of a micro-batch's rows for each collecting metric of the train split."""
         # Outside of a mapped program there is no axis of devices.
         step = dataclasses.replace(self._step, axis=None)
 
@@ -262,7 +262,7 @@ class Runner:
             return step.accumulate_micro_batch(state, step.begin(state), batch, jnp.int32(0))[1]
 
         state = self.state if self.lanes is None else member_shapes(self.state)
-        return [jax.tree.structure(tree) for tree in jax.eval_shape(rows, state, batch)]
+        return list(jax.eval_shape(rows, state, batch))
 
     def traced(self, kind: str, feed: Feed) -> Any:
         """Return the jaxpr of the training or validation loop. It is not traced again when it is compiled."""

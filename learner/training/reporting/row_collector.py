@@ -71,7 +71,9 @@ class RowCollector(ThreadOwned):
 
     def _columns(self, split: str, name: str) -> list[np.ndarray]:
         """Return the leaves of all rows of a split for one metric."""
-        columns = list(zip(*self._collected.get(split, {}).get(name, []), strict=True))
+        parts = self._collected.get(split, {}).get(name, [])
+        # Batches of skipped steps have no rows, and their other axes may differ.
+        columns = list(zip(*([leaves for leaves in parts if any(map(len, leaves))] or parts[:1]), strict=True))
         for column in columns:
             if len(shapes := {rows.shape[1:] for rows in column}) > 1 and (split, name) not in self._padded:
                 raise LearnerError(
