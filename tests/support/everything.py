@@ -135,7 +135,8 @@ class EveryRun:
     def build(self, directory, epochs=4, **saves):
         builder = quiet(directory).num_epochs(epochs).grads_accumulation(GROUP).valid_every(steps=2)
         builder.metrics(Accuracy(), LastRow(), StepsSeen()).metric_train(LearningRate()).metric_train(RowsSeen())
-        builder.early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=5))
+        # With any random numbers, no loss improves so much on the first one: the sixth validation ends the run.
+        builder.early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=5, min_delta=9.0))
         return builder.with_file_checkpointer(**({"keep_last": 2, "keep_best": 1} | saves))
 
     def fit(self, builder, data=None, valid=None):
@@ -151,7 +152,7 @@ class LightRun(EveryRun):
     def build(self, directory, epochs=4, **saves):
         builder = quiet(directory).num_epochs(epochs).grads_accumulation(GROUP).valid_every(steps=2)
         builder.metrics(LastRow(), StepsSeen()).metric_train(LearningRate())
-        builder.early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=5))
+        builder.early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=5, min_delta=9.0))
         return builder.with_file_checkpointer(**({"keep_last": 2, "keep_best": 1} | saves))
 
     def fit(self, builder):
