@@ -1,4 +1,4 @@
-"""Assertions about error codes, and the list of all messages."""
+"""Assertions about error codes."""
 
 import contextlib
 import functools
@@ -12,8 +12,6 @@ import pytest
 from learner.errors import LearnerError
 
 ROOT = Path(__file__).parents[2]
-MESSAGES = ROOT / "tests" / "messages.txt"
-HEAD = "# All messages of errors, as `code: template`. To renew: python tests/support/codes.py\n"
 
 
 @contextlib.contextmanager
@@ -46,13 +44,3 @@ def documented() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def messages() -> str:
-    """Return the expected content of `messages.txt`."""
-    lines = {f"{site.code}: {site.template}".replace("\n", "\\n") for site in documented().sites() if site.code}
-    return HEAD + "".join(f"{line}\n" for line in sorted(lines))
-
-
-if __name__ == "__main__":
-    MESSAGES.write_text(messages())
