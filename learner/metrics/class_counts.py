@@ -13,13 +13,9 @@ from learner.metrics.class_arguments import (
     Classes,
     as_int,
     average_part,
-    binary_problem,
     choice_problem,
-    class_names,
-    classes_problem,
-    ignore_label_problem,
     metric_name,
-    refuse,
+    set_classes,
     threshold_part,
     threshold_problem,
     top_k_problem,
@@ -57,6 +53,8 @@ class ClassMetric(MergingMetric, abc.ABC):
       LearnerError: an argument is invalid; when updated with scores and labels that do not fit.
     """
 
+    classes: tuple[str, ...]
+    ignore_label: int | None
     base = ""
     unit = ""
     higher_is_better = True
@@ -75,23 +73,11 @@ class ClassMetric(MergingMetric, abc.ABC):
         ignore_label: int | None = None,
     ) -> None:
         what = type(self).__name__
-        refuse(
-            what,
-            [
-                classes_problem(what, classes),
-                choice_problem(what, "average", average),
-                binary_problem(what, average, classes),
-                threshold_problem(what, threshold),
-                top_k_problem(what, top_k, threshold, classes),
-                ignore_label_problem(what, ignore_label),
-                self._problem(),
-            ],
-        )
+        problems = [choice_problem(what, "average", average), threshold_problem(what, threshold), self._problem()]
+        problems.append(top_k_problem(what, top_k, threshold, classes))
+        set_classes(self, classes, ignore_label, problems, average)
         parts = [average_part(average), threshold_part(threshold), None if top_k is None else f"top {top_k}"]
         self.name = metric_name(self.base, parts, ignore_label)
-        self.classes = class_names(classes)
-        self.numeric = average != "none"
-        self.ignore_label = as_int(ignore_label)
         self._average, self._threshold, self._top_k = average, threshold, as_int(top_k)
 
     def _problem(self) -> str | None:

@@ -1,55 +1,24 @@
 """Metrics of segmented images: the overlap of predicted and true pixels of each class."""
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-import jax
+import jax  # noqa: F401 (of the doctests)
 import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, MergingMetric
 from learner.metrics.class_arguments import as_int, is_integral
+from learner.metrics.class_averages import averaged
 from learner.metrics.counts import Count
 from learner.metrics.rows import as_int32, kept_rows
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """Exact counts for each class: pixels that are `both` predicted and true, and pixels that are only one of them."""
-
-    both: Count
-    one: Count
-
-    @classmethod
-    def zero(cls, classes: int) -> Self:
-        """Return the state of no pixels."""
-        return cls(*(Count(jnp.zeros(classes, jnp.uint32), jnp.zeros(classes, jnp.uint32)) for _ in range(2)))
-
-    def add(self, predicted: Array, true: Array, counted: Array) -> Self:
-        """Add class numbers, int32 of one shape, fewer than 2**31. Numbers outside the classes are left out."""
-        classes = len(self.both.low)
-        empty = jnp.zeros(classes, jnp.uint32)
-        hits = _count_labels(true, counted & (predicted == true), classes)
-        one = _count_labels(true, counted, classes) + _count_labels(predicted, counted, classes) - 2 * hits
-        return self.merge(type(self)(Count(empty, hits), Count(empty, one)))
-
-    def merge(self, other: Self) -> Self:
-        """Merge two states."""
-        return type(self)(self.both.merge(other.both), self.one.merge(other.one))
-
-
-def _count_labels(labels: Array, counted: Array, classes: int) -> Array:
-    """Count the labels of each class: uint32 `[classes]`."""
-    known = counted & (labels >= 0) & (labels < classes)
-    places = jnp.where(known, labels, classes).reshape(-1)
-    return jnp.zeros(classes + 1, jnp.uint32).at[places].add(jnp.uint32(1))[:classes]
-
-
 class _OfClasses(MergingMetric):
-    """A metric with a value for each class."""
+    """A metric with a value for each class. The state has exact counts `[2, classes]` of pixels: those that are both
+    predicted and true, and those that are only one of them.
+    """
 
     higher_is_better = True
     unit = ""
@@ -67,11 +36,11 @@ class _OfClasses(MergingMetric):
         self._classes, self.ignore_label = int(classes), as_int(ignore_label)
         self.name = self.short if ignore_label is None else f"{self.short} ignoring {ignore_label}"
 
-    def init(self) -> Overlap:
+    def init(self) -> Count:
         """Return the state of no pixels."""
-        return Overlap.zero(self._classes)
+        return Count.zero((2, self._classes))
 
-    def update(self, state: Overlap, output: Any, info: Info) -> Overlap:
+    def update(self, state: Count, output: Any, info: Info) -> Count:
         """Add a batch: integer `predictions` and `targets` of one shape `[batch, ...]`, and their `mask`."""
         predicted, true = jnp.asarray(output.predictions), jnp.asarray(output.targets)
         integers = all(jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool for x in (predicted, true))
@@ -91,25 +60,29 @@ class _OfClasses(MergingMetric):
                 classes=self._classes,
             )
         counted = kept_rows(self.name, output, true.shape)
-        true = as_int32(true)
+        true, predicted = as_int32(true), as_int32(predicted)
         if self.ignore_label is not None:
             counted &= true != self.ignore_label
-        return state.add(as_int32(predicted), true, counted)
+        hits = self._count(true, counted & (predicted == true))
+        return state.plus(jnp.stack([hits, self._count(true, counted) + self._count(predicted, counted) - 2 * hits]))
 
-    def _per_class(self, state: Overlap) -> Array:
+    def _count(self, labels: Array, counted: Array) -> Array:
+        """Count the labels of each class, fewer than 2**31: uint32 `[classes]`. Others are left out."""
+        known = counted & (labels >= 0) & (labels < self._classes)
+        places = jnp.where(known, labels, self._classes).reshape(-1)
+        return jnp.zeros(self._classes + 1, jnp.uint32).at[places].add(jnp.uint32(1))[: self._classes]
+
+    def _per_class(self, state: Count) -> Array:
         """Return float32 `[classes]`; NaN for a class that is neither present nor predicted."""
-        both, one = state.both.value(), state.one.value()
-        return self._ratio(both, one)
+        return self._ratio(*state.value())
 
     def _ratio(self, both: Array, one: Array) -> Array:
         raise NotImplementedError
 
-    def compute(self, state: Overlap) -> Array:
+    def compute(self, state: Count) -> Array:
         """Return a float32 scalar from 0 to 1, the mean over the present or predicted classes; NaN if there is none."""
         values = self._per_class(state)
-        defined = ~jnp.isnan(values)
-        count = defined.sum().astype(jnp.float32)
-        return jnp.where(count > 0, jnp.where(defined, values, 0).sum() / jnp.maximum(count, 1), jnp.nan)
+        return averaged(values, "macro", values, jnp)
 
 
 class _Dice(_OfClasses):
@@ -196,7 +169,7 @@ class _Table(_OfClasses):
             )
         self._names = [str(i) for i in range(classes)] if names is None else list(names)
 
-    def compute(self, state: Overlap) -> Array:
+    def compute(self, state: Count) -> Array:
         """Return float32 `[classes]`; NaN for a class that is neither labelled nor predicted."""
         return self._per_class(state)
 

@@ -10,15 +10,12 @@ from learner.errors import LearnerError
 from learner.metrics.base import CollectingMetric
 from learner.metrics.class_arguments import (
     Classes,
-    as_int,
     average_part,
     binary_problem,
     choice_problem,
     class_names,
-    classes_problem,
-    ignore_label_problem,
     metric_name,
-    refuse,
+    set_classes,
 )
 from learner.metrics.class_averages import averaged, per_class
 from learner.metrics.scores import read_scores
@@ -50,6 +47,8 @@ class RankingMetric(CollectingMetric, abc.ABC):
       LearnerError: an argument is invalid; when given scores and labels that do not fit.
     """
 
+    classes: tuple[str, ...] | None
+    ignore_label: int | None
     base = ""
     unit = ""
     higher_is_better = True
@@ -60,20 +59,8 @@ class RankingMetric(CollectingMetric, abc.ABC):
     )
 
     def __init__(self, average: str = "macro", classes: Classes | None = None, ignore_label: int | None = None) -> None:
-        what = type(self).__name__
-        refuse(
-            what,
-            [
-                choice_problem(what, "average", average),
-                None if classes is None else classes_problem(what, classes),
-                binary_problem(what, average, classes),
-                ignore_label_problem(what, ignore_label),
-            ],
-        )
+        set_classes(self, classes, ignore_label, [choice_problem(type(self).__name__, "average", average)], average)
         self.name = metric_name(self.base, [average_part(average)], ignore_label)
-        self.classes = None if classes is None else class_names(classes)
-        self.numeric = average != "none"
-        self.ignore_label = as_int(ignore_label)
         self._average = average
 
     @abc.abstractmethod

@@ -10,16 +10,11 @@ from learner.metrics.base import Array, Info, MergingMetric
 from learner.metrics.class_arguments import (
     AVERAGES,
     Classes,
-    as_int,
     average_part,
-    binary_problem,
     choice_problem,
-    class_names,
-    classes_problem,
-    ignore_label_problem,
     is_integral,
     metric_name,
-    refuse,
+    set_classes,
 )
 from learner.metrics.class_averages import averaged, per_class
 from learner.metrics.counts import Count
@@ -47,6 +42,8 @@ class BinnedRankingMetric(MergingMetric, abc.ABC):
       LearnerError: an argument is invalid; when updated with scores and labels that do not fit.
     """
 
+    classes: tuple[str, ...]
+    ignore_label: int | None
     base = ""
     unit = ""
     higher_is_better = True
@@ -60,20 +57,10 @@ class BinnedRankingMetric(MergingMetric, abc.ABC):
         self, classes: Classes, bins: int = 1000, average: str = "macro", ignore_label: int | None = None
     ) -> None:
         what = type(self).__name__
-        refuse(
-            what,
-            [
-                classes_problem(what, classes),
-                None if is_integral(bins) and bins >= 2 else f"bins of {what} is {bins!r}; it needs 2 or more",
-                choice_problem(what, "average", average, BINNED_AVERAGES),
-                binary_problem(what, average, classes),
-                ignore_label_problem(what, ignore_label),
-            ],
-        )
+        problem = None if is_integral(bins) and bins >= 2 else f"bins of {what} is {bins!r}; it needs 2 or more"
+        problems = [problem, choice_problem(what, "average", average, BINNED_AVERAGES)]
+        set_classes(self, classes, ignore_label, problems, average)
         self.name = metric_name(self.base, [average_part(average), f"{bins} bins"], ignore_label)
-        self.classes = class_names(classes)
-        self.numeric = average != "none"
-        self.ignore_label = as_int(ignore_label)
         self._bins, self._average = int(bins), average
 
     @abc.abstractmethod

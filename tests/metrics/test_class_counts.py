@@ -311,8 +311,8 @@ def test_all_problems_in_one_error() -> None:
     assert [line.split(" of ")[0].split()[-1] for line in problems[1:]] == [
         "classes",
         "average",
-        "ignore_label",
         "beta",
+        "ignore_label",
     ]
 
 

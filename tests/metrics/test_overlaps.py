@@ -10,7 +10,6 @@ from sklearn import metrics as sklearn_metrics
 from learner.errors import LearnerError
 from learner.metrics import Dice, DicePerClass, Info, IoU, IoUPerClass
 from learner.metrics.counts import Count
-from learner.metrics.overlaps import Overlap
 from learner.steps.outputs import SegmentationOutput
 from tests.support.codes import raises_code
 
@@ -77,11 +76,9 @@ def test_two_classes_as_booleans():
 
 
 def test_counts_are_exact():
-    many = Count(jnp.array([0, 0], jnp.uint32), jnp.array([2**25, 2**25], jnp.uint32))
-    state = Overlap(many, many)
-    state = state.add(jnp.array([0, 0, 0]), jnp.array([0, 0, 1]), jnp.array([True, True, True]))
-    assert state.both.low.tolist() == [2**25 + 2, 2**25]
-    assert state.one.low.tolist() == [2**25 + 1, 2**25 + 1]
+    many = Count(jnp.zeros((2, 2), jnp.uint32), jnp.full((2, 2), 2**25, jnp.uint32))
+    state = Dice(2).update(many, output([0, 0, 0], [0, 0, 1]), INFO)
+    assert state.low.tolist() == [[2**25 + 2, 2**25], [2**25 + 1, 2**25 + 1]]
 
 
 def test_tables():
