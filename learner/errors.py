@@ -88,7 +88,7 @@ class OutOfMemoryError(LearnerError):
     """A device had no memory for a part of a run. The message lists the memory in use and the options to set.
 
     Attributes:
-      part: `train`, the name of a validation split, or `checkpoint`.
+      part: `train`, the name of a validation split, `checkpoint`, or `init` (the initialisation of the model).
     """
 
     def __init__(self, message: str, part: str, /, *, code: str, **fields: Any) -> None:

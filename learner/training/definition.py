@@ -26,6 +26,7 @@ from learner.training.checks.step_checks import init_problems
 from learner.training.feed.inputs import run_length
 from learner.training.initialization import InitReport, take_initial
 from learner.training.options import Options
+from learner.training.programs.oom import INIT, OomContext
 from learner.util.executables import compile_ahead, compile_threads, share
 
 
@@ -182,8 +183,10 @@ class TrainingDefinition(NotPicklable):
                 make = functools.partial(shared, *arguments)
 
             def init() -> TrainState:
-                state = make()
-                if self.step.adapter.fresh is not None and (problems := init_problems(state.params)):
+                with OomContext(INIT):
+                    state = make()
+                    problems = [] if self.step.adapter.fresh is None else init_problems(state.params)
+                if problems:
                     raise one_error(problems, code="learner-untrainable")
                 return state
 

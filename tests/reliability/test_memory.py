@@ -102,6 +102,16 @@ def test_oom_in_step(tmp_path):
     assert saved_steps(tmp_path / "run") == [SAVED]
 
 
+def test_in_the_initialisation(tmp_path):
+    """The arrays of a model given as a function are computed on the device, where they may not fit."""
+    model = lambda rngs: {"w": jax.random.normal(rngs(), (2**20, 2**20)), "b": jnp.zeros((1,))}  # noqa: E731
+    step = lambda model, batch: line_step({**model, "w": model["w"][:3, :1]}, batch)  # noqa: E731
+    learner = options(tmp_path / "run").build(model, optax.sgd, 0.05, train_step=step)
+    error = fails(learner.fit, batches(rows=ROWS))
+    assert error.part == "init"
+    assert re.fullmatch(rf"out of memory in the initialisation of the model\. {NO_ROOM}", str(error))
+
+
 @pytest.mark.full
 def test_in_validation(tmp_path):
     """Of several splits, the failing one is named; the step before it is saved."""

@@ -579,7 +579,8 @@ def _own_grads_problems(step: StepFunctions) -> list[str]:
 
 def init_problems(params: PyTree) -> list[Problem]:
     """Return the problems of the initial parameters of a model."""
-    bad = nonfinite_leaves(params)
+    # Raises if memory was short. NumPy, which reads the values, waits forever for arrays that were never allocated.
+    bad = nonfinite_leaves(jax.block_until_ready(params))
     return (
         [
             Problem(

@@ -17,6 +17,7 @@ from learner.util.trees import named_leaves
 PyTree = Any
 MARK = "RESOURCE_EXHAUSTED"
 CHECKPOINT = "checkpoint"
+INIT = "init"
 
 
 class OomContext:
@@ -34,7 +35,7 @@ class OomContext:
     __slots__ = ("_part",)
 
     def __init__(self, part: str):
-        """Name the part of the run: `train`, a validation split, or `checkpoint`."""
+        """Name the part of the run: `train`, a validation split, `checkpoint`, or `init`."""
         self._part = part
 
     def __enter__(self) -> None: ...
@@ -144,7 +145,11 @@ def explain_oom(needs: MemoryFootprint, first: Callable[[], BaseException | None
 
 
 def _summary(part: str) -> str:
-    named = {"train": "training", CHECKPOINT: "the copy of the state for a checkpoint"}
+    named = {
+        "train": "training",
+        CHECKPOINT: "the copy of the state for a checkpoint",
+        INIT: "the initialisation of the model",
+    }
     return f"out of memory in {named.get(part, f'the validation {part!r}')}"
 
 
