@@ -48,7 +48,8 @@ class _LastStep(MergingMetric):
 class LearningRate(_LastStep):
     """The learning rate of the step, including schedule and scale. The value of an epoch is that of its last step.
 
-    It has no unit and no direction. It is available in training only.
+    A factor in an optimizer's own state, as `optax.contrib.reduce_on_plateau` or `prodigy` compute it, is not part of
+    it. It has no unit and no direction. It is available in training only.
 
     >>> metric = LearningRate()
     >>> first = Info(step=jnp.int32(0), weight=jnp.float32(32), learning_rate=jnp.float32(0.5))

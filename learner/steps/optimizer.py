@@ -91,14 +91,25 @@ def _with_injected_rate(optimizer: OptimizerFn, lr: Array, opt_state: PyTree, pa
     """Return the state with the hyperparameters of `optax.inject_hyperparams` set for the rate of this step, as far as
     they depend on the rate: its update reads them from the state.
     """
-    rows, tree = jax.tree_util.tree_flatten_with_path(opt_state)
-    injected = [any(getattr(key, "name", None) == "hyperparams" for key in path) for path, _ in rows]
-    if not any(injected):
+    injected = injected_hyperparameters(opt_state)
+    if not injected:
         return opt_state
     depends = _outputs_of_rate(optimizer, params)
     fresh = jax.tree.leaves(optimizer(lr).init(params))
-    columns = zip(rows, fresh, injected, depends, strict=True)
-    return jax.tree.unflatten(tree, [new if inside and of_rate else old for (_, old), new, inside, of_rate in columns])
+    columns = zip(named_leaves(opt_state).items(), fresh, depends, strict=True)
+    leaves = [new if name in injected and of_rate else old for (name, old), new, of_rate in columns]
+    return jax.tree.unflatten(jax.tree.structure(opt_state), leaves)
+
+
+def injected_hyperparameters(opt_state: PyTree) -> list[str]:
+    """Return the paths of the numbers that `optax.inject_hyperparams` keeps in the state of an optimizer.
+
+    >>> injected_hyperparameters(optax.inject_hyperparams(optax.adam)(0.1).init(jnp.ones(2)))[:2]
+    ['hyperparams.b1', 'hyperparams.b2']
+    """
+    rows, _ = jax.tree_util.tree_flatten_with_path(opt_state)
+    inside = [any(getattr(key, "name", None) == "hyperparams" for key in path) for path, _ in rows]
+    return [name for name, is_inside in zip(named_leaves(opt_state), inside, strict=True) if is_inside]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,6 +377,9 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
             name = optimizer.__name__
             return f"the optimizer is the class {name}: pass an instance, {name}(...); or {right}"
         if isinstance(error, AttributeError) and error.name in ("init", "update"):
+            if callable(error.obj):
+                inner = name_of(error.obj)
+                return f"the optimizer ({name_of(optimizer)}) got the function {inner} inside: call it, {inner}(lr)"
             return (
                 f"the optimizer ({name_of(optimizer)}) takes an optimizer, and gets a learning rate: pass a function "
                 f"of the rate, lambda lr: {name_of(optimizer)}(optax.adamw(lr), ...)"

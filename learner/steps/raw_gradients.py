@@ -27,6 +27,9 @@ def _passed(equation: Any, given: list[int | None]) -> list[int | None]:
         return given
     if name == "select_n":  # the first operand chooses
         return [_first(given[1:])]
+    if name == "cond":  # the first operand chooses
+        branches = [propagate(branch.jaxpr, given[1:], _passed, None) for branch in equation.params["branches"]]
+        return [_first(outputs) for outputs in zip(*branches, strict=True)]
     others = [x for x, index in zip(equation.invars, given, strict=True) if index is None]
     is_bounded = name in BOUNDS and all(x.aval.shape == () for x in others)
     return [_first(given) if is_bounded else None] * len(equation.outvars)

@@ -11,7 +11,7 @@ from learner.errors import LearnerError, Problem, one_error
 from learner.optimizers.base import OptimizerFactory
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.eval_params import has_eval_params
-from learner.steps.optimizer import check_replicas, ignores_rate, no_optimizer
+from learner.steps.optimizer import check_replicas, ignores_rate, may_evaluate_loss, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
@@ -72,6 +72,11 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
             f"the optimizer ({name_of(optimizer)}) ignores the learning rate given to build, which metrics log and "
             "schedules change: pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr), or "
             "lr=0.0 if the optimizer has its own rate"
+        )
+    if step.optimizer is not None and options.precision.scaling and may_evaluate_loss(step.optimizer, shapes.params):
+        inputs.warnings.append(
+            f"the optimizer ({name_of(step.optimizer)}) differentiates the loss again in each step, and these "
+            "gradients have no loss scale, so float16 rounds those below 6e-8 to zero: use precision('bfloat16')"
         )
     given = inputs.programs["train"].jaxpr, shapes, inputs.first_batches["train"]
     if step.update is not None and definition.optimizer.lr and update_ignores_rate(*given):

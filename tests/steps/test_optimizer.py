@@ -474,6 +474,11 @@ def problem_with(optimizer: Any, tmp_path: Any, accumulate: int = 1, train: Any 
     return str(error.value)
 
 
+def test_a_function_of_the_rate_inside_a_wrapper_is_refused(tmp_path):
+    message = problem_with(lambda lr: optax.MultiSteps(optax.adam, 2), tmp_path)
+    assert "call it, adam(lr)" in message
+
+
 @pytest.mark.parametrize(
     "built", [optax.adamw(1e-3), optax.chain(optax.clip(1.0), optax.sgd(0.1)), optax.contrib.prodigy()]
 )
@@ -566,6 +571,7 @@ PASSES_ON = {
     "masked": optax.masked,
     "clipped_by_norm": lambda inner, mask: optax.chain(optax.clip_by_global_norm(1.0), optax.masked(inner, mask)),
     "clipped": lambda inner, mask: optax.chain(optax.clip(1.0), optax.masked(inner, mask)),
+    "in_a_branch": lambda inner, mask: optax.apply_if_finite(optax.masked(inner, mask), 3),
 }
 
 
@@ -575,7 +581,7 @@ def test_masks_that_pass_gradients_on_are_detected(name):
     optimizer = lambda lr: PASSES_ON[name](optax.sgd(lr), {"w": True, "b": False})  # noqa: E731
     params, grads = {"w": jnp.float32(0), "b": jnp.float32(0)}, {"w": jnp.float32(0), "b": jnp.float32(2)}
     changed, _ = update_params(optimizer, 0.5, grads, optimizer(0.5).init(params), params, loss=jnp.float32(0))
-    assert changed["b"] == (2 if name == "masked" else 1)
+    assert changed["b"] == (1 if "clipped" in name else 2)
     assert check_optimizer(optimizer, params, False) == OptimizerCheck([], ("b",))
 
 

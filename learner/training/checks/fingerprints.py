@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules, s
 from learner.runs.flat_config import flat
 from learner.schedules.decays import Constant
 from learner.schedules.plateau import ReduceOnPlateau
-from learner.steps.optimizer import lr_at, no_loss, update_params
+from learner.steps.optimizer import init_optimizer, injected_hyperparameters, lr_at, no_loss, update_params
 from learner.steps.precision import FLOAT32
 from learner.steps.program_fingerprint import jaxpr_fingerprint
 from learner.steps.step import HYPERPARAMETERS, StepFunctions
@@ -32,6 +32,7 @@ from learner.training.feed.inputs import Inputs
 from learner.training.options import REMATERIALISED, Options
 from learner.util.distribution import versions
 from learner.util.text import printable
+from learner.util.trees import named_leaves
 
 JSON = dict[str, Any]
 PACKAGES = ("learner", "jax", "jaxlib", "flax", "optax")
@@ -59,6 +60,7 @@ WITH_OWN_COMPARISON = frozenset(
 """Settings with a separate comparison. All others are options, and any difference is reported."""
 NOTES = {"seed": ", and the random keys stay those of the run"}
 AFTER_STEP = "after_step"
+INJECTED = "injected"
 OTHER_PROGRAM = "it computes something else than when the run was saved"
 
 
@@ -135,7 +137,10 @@ def _programs(step: StepFunctions, state: TrainState, inputs: Inputs) -> JSON:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     hashes = {split: jaxpr_fingerprint(program) for split, program in inputs.programs.items()}
     if step.optimizer is not None:
-        hashes["optimizer"] = _hash_of_update(step, shapes)
+        optimizer = _without_schedules(step.optimizer)
+        hashes["optimizer"] = _hash_of_update(optimizer, shapes)
+        if names := injected_hyperparameters(shapes.opt_state):
+            hashes[INJECTED] = _hash_of_injected(optimizer, shapes, names)
     if step.after_step:
         traced = jax.make_jaxpr(step.transform_model)(shapes.params, shapes.model_state, shapes)
         hashes[AFTER_STEP] = jaxpr_fingerprint(traced)
@@ -147,11 +152,27 @@ def _programs(step: StepFunctions, state: TrainState, inputs: Inputs) -> JSON:
     return {"hashes": hashes, "batches": batches, "versions": installed}
 
 
-def _hash_of_update(step: StepFunctions, shapes: TrainState) -> str:
-    """Return the hash of the update without the loss function. Schedules are compared separately."""
-    optimizer: Any = step.optimizer
+def _without_schedules(optimizer: Any) -> Any:
+    """Return the optimizer with a constant in place of each schedule, as schedules are compared separately."""
     if isinstance(optimizer, OptimizerFactory):
-        optimizer = optimizer.with_schedules(lambda name, schedule: Constant(0.0))
+        return optimizer.with_schedules(lambda name, schedule: Constant(0.0))
+    return optimizer
+
+
+def _hash_of_injected(optimizer: Any, shapes: TrainState, names: Collection[str]) -> str:
+    """Return the hash of the numbers that `optax.inject_hyperparams` stores in the optimizer's initial state."""
+
+    def injected(rate: Any, params: Any, keywords: Any) -> dict[str, Any]:
+        given = functools.partial(optimizer, **keywords) if keywords else optimizer
+        leaves = named_leaves(init_optimizer(given, None, params, rate))
+        return {name: leaves[name] for name in names}
+
+    traced = jax.make_jaxpr(injected)(shapes.lr_scale, shapes.params, shapes.extra.get(HYPERPARAMETERS, {}))
+    return jaxpr_fingerprint(traced)
+
+
+def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
+    """Return the hash of the update without the loss function."""
 
     def update(rate: Any, params: Any, opt_state: Any, grads: Any, keywords: Any) -> Any:
         given = functools.partial(optimizer, **keywords) if keywords else optimizer, rate, grads, opt_state, params
@@ -401,9 +422,13 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
 def _optimizer_changes(settings: _Settings, programs: _Programs) -> list[str]:
     before, now = settings.before.get("optimizer"), settings.now["optimizer"]
     same = programs.is_same("optimizer")
-    if same or not isinstance(before, dict) or now is None:
+    if not isinstance(before, dict) or now is None:
         return []
     change = optimizer_change(before, now)
+    if programs.is_same(INJECTED) is False:  # the update reads these numbers from its state, which is restored
+        return [f"optimizer: {change or OTHER_PROGRAM}; optax.inject_hyperparams keeps the numbers of the checkpoint"]
+    if same:
+        return []
     return [f"optimizer: {change}"] if change else [f"optimizer: {OTHER_PROGRAM}"] if same is False else []
 
 

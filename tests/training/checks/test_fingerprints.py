@@ -283,6 +283,19 @@ def test_other_settings_are_one_warning(tmp_path, what):
 
 
 @pytest.mark.full
+def test_another_number_that_the_optimizers_state_keeps_is_one_warning(tmp_path):
+    optimizer = lambda b1: functools.partial(optax.inject_hyperparams(optax.adam), b1=b1)  # noqa: E731
+    build(saving(tmp_path / "run", 1), optimizer(0.9)).fit(loader())
+    build(saving(tmp_path / "run").resume(), optimizer(0.9)).fit(loader())
+    assert warned(tmp_path / "run") == []
+    build(saving(tmp_path / "run", 3).resume(), optimizer(0.5)).fit(loader())
+    (line,) = warned(tmp_path / "run")
+    assert "b1=0.9" in line
+    assert "b1=0.5" in line
+    assert "keeps the numbers of the checkpoint" in line
+
+
+@pytest.mark.full
 def test_augmentation_without_a_seed_is_a_warning(tmp_path):
     rng = np.random.default_rng()
 

@@ -1308,6 +1308,16 @@ def test_a_run_warns_if_nothing_is_trained(tmp_path, optimizer, lr, train, warne
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_gradients_without_a_loss_scale_are_warned_about(tmp_path, precision):
+    sam = lambda lr: optax.contrib.sam(optax.sgd(lr), optax.sgd(0.1), sync_period=2, opaque_mode=True)  # noqa: E731
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).precision(precision)
+    builder.build(model(), sam, 0.1, train_step=classify).fit([BATCH])
+    log = (tmp_path / "experiment.log").read_text()
+    assert ("differentiates the loss again" in log) is (precision == "float16")
+
+
+@pytest.mark.full
 def test_linen_statistics_outside_the_state_are_warned_about(tmp_path):
     module = linen.BatchNorm(use_running_average=True)
     variables = module.init(jax.random.key(0), BATCH["x"])
