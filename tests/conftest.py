@@ -29,8 +29,8 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Return one worker more than processors: the default suite waits for processes and disks a quarter of its time."""
-    if "not full" not in config.option.markexpr or not hasattr(os, "sched_getaffinity"):
+    """Return one worker more than processors: both suites wait for processes and disks a quarter of their time."""
+    if "full" not in config.option.markexpr or not hasattr(os, "sched_getaffinity"):
         return None
     return len(os.sched_getaffinity(0)) + 1
 
