@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.runs.series import LONGEST, first_column, location_of
+from learner.runs.series import LONGEST, first_column, location_of, step_before
 from learner.runs.thinning import MOST, Floats, Series, Thinned, joined, merged, series_of, single
 
 LARGE = 2 << 20
@@ -51,10 +51,12 @@ class GrowingSeries:
         """
         left = limit
         for epoch in epochs[bisect.bisect_left(epochs, self._epoch) :]:
+            path = self._place / f"epoch-{epoch}" / self._file
             if epoch != self._epoch:
                 self._epoch, self._at, self._rest = epoch, 0, b""
-                self._last = ends.get(epoch - 1, self._last)
-            left -= self._read(self._place / f"epoch-{epoch}" / self._file, left)
+                has_file = os.path.isfile(path)
+                self._last = step_before(path, epoch, ends, self._last) if has_file else ends.get(epoch - 1, self._last)
+            left -= self._read(path, left)
             if left <= 0:
                 return limit
         self._sketch = None

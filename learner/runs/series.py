@@ -37,9 +37,7 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
     steps, values = np.zeros(0, np.int64), np.zeros(0)
     last = 0
     for epoch, path in files:
-        last = ends.get(epoch - 1, last)
-        if epoch in ends and (missing := ends[epoch] - last - _lines(path)) > 0:
-            last += missing  # of a metric that did not exist when the epoch began
+        last = step_before(path, epoch, ends, last)
         for part in _parts(path):
             steps = np.concatenate([steps, np.arange(last + 1, last + 1 + len(part))])
             values = np.concatenate([values, part])
@@ -48,6 +46,20 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
             points.append(thin(steps[:complete], values[:complete], together))
             steps, values = steps[complete:], values[complete:]
     return joined([*points, thin(steps, values, together)], together)
+
+
+def step_before(path: Path, epoch: int, ends: Mapping[int, int], last: int) -> int:
+    """Return the step before the first one in a metric's file of an epoch.
+
+    Args:
+      path: the file.
+      epoch: the number of the epoch.
+      ends: the last step of each epoch, where known.
+      last: the last step of the files of earlier epochs.
+    """
+    before = ends.get(epoch - 1, last)
+    missing = ends[epoch] - before - _lines(path) if epoch in ends else 0
+    return before + max(missing, 0)  # a metric may be new since a resume inside the epoch
 
 
 def _lines(path: Path) -> int:

@@ -48,6 +48,13 @@ def test_late_metric_starts_after_the_epochs_without_it(tmp_path):
     assert read_all(GrowingSeries(tmp_path, "train", "Late"), [1, 2, 3], {1: 10, 2: 20}).step.tolist() == [21, 22]
 
 
+def test_a_metric_that_is_new_inside_an_epoch_ends_with_it(tmp_path):
+    write_steps(tmp_path, "Late", 2, [7, 8])
+    ends = {1: 10, 2: 20}
+    assert read_all(GrowingSeries(tmp_path, "train", "Late"), [1, 2], ends).step.tolist() == [19, 20]
+    assert step_values(tmp_path, "train", "Late", ends).step.tolist() == [19, 20]
+
+
 def test_truncated_file_is_an_error(tmp_path):
     write_steps(tmp_path, "Loss", 1, range(10))
     series = GrowingSeries(tmp_path, "train", "Loss")
