@@ -337,9 +337,9 @@ class LearnerBuilder:
 
     def population(
         self,
+        *,
         seed: Any = None,
         lr: Any = None,
-        *,
         zipped: bool = False,
         size: int | None = None,
         data_order: str = "shared",
@@ -350,8 +350,9 @@ class LearnerBuilder:
         run, such as `000-lr=0.0001-seed=0`, and `fit` returns a `PopulationResult`.
 
         A list gives each member a value; several lists are combined to their product. A single number applies to all
-        members. Each member computes, up to rounding, the same as a separate run with its values. All members share
-        the data and its order, which depend on the builder's seed. `devices(n)` spreads the members over devices.
+        members, so at least one value is a list or a distribution. Each member computes, up to rounding, the same as a
+        separate run with its values. All members share the data and its order, which depend on the builder's seed.
+        `devices(n)` spreads the members over devices.
 
         Args:
           seed: the seed of initialisation, dropout and every other random key. With several seeds, `build` needs a

@@ -73,7 +73,12 @@ def hook(info, model):
     return None
 
 
-# For each option: accepted arguments, and rejected arguments with a part of the message.
+def call(builder, option, arguments):
+    method = getattr(builder, option)
+    return method(**arguments) if isinstance(arguments, dict) else method(*arguments)
+
+
+# For each option: accepted arguments, a tuple or a dict, and rejected arguments with a part of the message.
 OPTIONS = {
     "metrics": [(Accuracy(), TopKAccuracy(2))],
     "metric_train": [(Accuracy(), TopKAccuracy(2))],
@@ -94,7 +99,7 @@ OPTIONS = {
     "steps_per_dispatch": [(3,)],
     "with_batch_size": [(3,)],
     "seed": [(0,), (7,)],
-    "population": [(range(3),), (None, [1e-4, 1e-3])],
+    "population": [{"seed": range(3)}, {"lr": [1e-4, 1e-3]}],
     "halving": [("valid/Loss",), ("valid/Odd", 2, 1 / 3, "max")],
     "exploit": [("valid/Loss",), ("valid/Odd", 2, 0.5, [0.5, 2.0], "max")],
     "devices": [(1,), (jax.devices()[:1],), (8,), ("all",), ([2, 4],)],
@@ -159,7 +164,6 @@ REFUSED = [
     ),
     *(is_refused("with_batch_size", "builder-number-value", value, field="with_batch_size") for value in NO_COUNT),
     is_refused("population", "population-empty"),
-    is_refused("population", "population-value", ["one"]),
     *(is_refused("seed", "builder-number-value", value, field="seed") for value in (-1, 0.5, "0", None)),
     *(is_refused("every", "builder-number-value", value, hook, field="every(steps=)") for value in NO_COUNT),
     *(
@@ -284,7 +288,7 @@ def test_each_option_returns_the_builder(tmp_path):
     for name, arguments in ((name, arguments) for name, values in OPTIONS.items() for arguments in values):
         builder = LearnerBuilder(tmp_path / "run")
         with named_case(f"{name}{arguments}"):
-            assert getattr(builder, name)(*arguments) is builder
+            assert call(builder, name, arguments) is builder
 
 
 def test_wrong_value_is_rejected_at_once(tmp_path):

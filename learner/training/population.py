@@ -32,6 +32,8 @@ OTHERS = (
     "Members of a population differ in seed, lr and numbers of the optimizer; anything else (layers, batch size) "
     "changes the program and needs a separate run for each value"
 )
+OTHER_NAMES = {"n": "size", "members": "size", "num_members": "size", "learning_rate": LR}
+"""Usual names of other libraries."""
 
 COPY = "make what it holds in on_event, when it gets RunStarted"
 
@@ -156,6 +158,16 @@ def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int 
                 code="population-empty",
             )
         )
+    elif size is None and not problems and not any(isinstance(x, Distribution) or _is_list(x) for x in values.values()):
+        numbers = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        problems.append(
+            Problem(
+                f"nothing varies: {numbers} applies to all members; list the values of the members, seed=range(8) or "
+                "lr=[1e-4, 1e-3], or draw them, lr=loguniform(1e-5, 1e-2) with size=32. One member: lr=[1e-3]",
+                code="population-of-one",
+                numbers=numbers,
+            )
+        )
     if size is not None and (not is_int(size) or size < 1):
         problems.append(Problem(f"size is {size!r}; it needs a whole number, 1 or more", code="population-size"))
         size = None
@@ -196,11 +208,9 @@ def _numbers(name: str, value: Any, problems: list[str]) -> list[float]:
         if name == SEED:
             problems.append(Problem("seeds are not drawn: give a list, seed=range(8)", code="population-value"))
         return []
-    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-    is_list = is_list and getattr(value, "ndim", 1) > 0
     numbers = [
         x.item() if isinstance(x, np.generic | jax.Array) and x.ndim == 0 else x
-        for x in (value if is_list else [value])
+        for x in (value if _is_list(value) else [value])
     ]
     if not numbers:
         problems.append(Problem(f"{name} is an empty list; it needs numbers", code="population-empty", name=name))
@@ -218,6 +228,11 @@ def _numbers(name: str, value: Any, problems: list[str]) -> list[float]:
     return numbers
 
 
+def _is_list(value: Any) -> bool:
+    is_iterable = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    return is_iterable and getattr(value, "ndim", 1) > 0
+
+
 # -- unsupported features of a population ------------------------------------------------------------------------------
 
 
@@ -227,9 +242,10 @@ def optimizer_problems(population: Population, optimizer: Any, params: Any) -> l
     for name, value in population.members[0].hyperparameters.items():
         known = keywords_of(optimizer)
         if known is not None and name not in known:
+            hint = near(OTHER_NAMES.get(name, name), [SEED, LR, "size", *known])
             problems.append(
                 Problem(
-                    f"{name_of(optimizer)} does not take {name} ({near(name, [SEED, LR, *known])}). {OTHERS}",
+                    f"{name_of(optimizer)} does not take {name} ({hint}). {OTHERS}",
                     code="population-key-unknown",
                     name=name,
                 )

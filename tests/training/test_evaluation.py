@@ -365,7 +365,7 @@ def test_training_without_an_optimizer_is_refused(tmp_path):
         with raises_code("optimizer-type"):
             train()
     with raises_code("optimizer-type"):  # a population only has `fit`
-        quiet(tmp_path / "run").population(2).build(line, train_step=line_step, lr=0.1)
+        quiet(tmp_path / "run").population(lr=[0.1]).build(line, train_step=line_step, lr=0.1)
     assert list(tmp_path.iterdir()) == []
 
 

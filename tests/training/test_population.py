@@ -582,7 +582,7 @@ def test_overwriting_removes_the_previous_members(tmp_path):
             (tmp_path / "run" / "000-lr=0.1" / "mine.txt").write_text("kept")
         assert (tmp_path / "run" / f"000-lr={lr[0]}" / "journal.jsonl").exists()
         quiet_overwriting = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(None)
-        build(quiet_overwriting.population(lr=0.7).num_steps(1)).fit(shuffled())
+        build(quiet_overwriting.population(lr=[0.7]).num_steps(1)).fit(shuffled())
         left = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir() and "lr" in path.name)
         assert left == ["000-lr=0.1", "000-lr=0.7"]
         assert [path.name for path in (tmp_path / "run" / "000-lr=0.1").iterdir()] == ["mine.txt"]
@@ -631,6 +631,7 @@ def test_products_pairs_and_draws():
         ({"lr": uniform(0, 1)}, "population-size"),
         ({"lr": [0.1, 0.2], "size": 3}, "population-size"),
         ({"lr": [0.1], "size": 0}, "population-size"),
+        ({"lr": 0.1, "seed": np.int64(4)}, "population-of-one"),
     ],
 )
 def test_invalid_values_are_refused(values, code, tmp_path):
@@ -659,6 +660,25 @@ def test_a_misspelled_setting_of_a_config_of_an_optimizer(tmp_path):
     builder = quiet(tmp_path / "run").population(weight_decy=[0.1, 0.2])
     with raises_code("population-key-unknown", "did you mean 'weight_decay'?", name="weight_decy"):
         builder.build(line(3, 3), AdamW(), 0.1, train_step=class_step)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("n", "size"), ("seeds", "seed"), ("learning_rate", "lr")])
+def test_a_misspelled_argument(tmp_path, name, meant):
+    builder = quiet(tmp_path / "run").population(**{name: [1, 2]})
+    with raises_code("population-key-unknown", f"did you mean {meant!r}", name=name):
+        builder.build(line(3, 3), optax.adamw, 0.1, train_step=class_step)
+
+
+def test_a_list_of_one_value_makes_one_member(tmp_path):
+    builder = quiet(tmp_path / "run").population(seed=[4])
+    learner = builder.build(lambda rngs: {"w": jnp.zeros((3, 3))}, optax.sgd, 0.1, train_step=class_step)
+    assert [member.seed for member in learner.definition.options.population.members] == [4]
+
+
+def test_arguments_have_keywords(tmp_path):
+    """`population(4)` would be one member with the seed 4."""
+    with pytest.raises(TypeError, match="positional"):
+        quiet(tmp_path / "run").population(4)
 
 
 def test_keywords_that_change_the_program_are_refused(tmp_path):
@@ -890,7 +910,7 @@ def test_a_nonfinite_member_does_not_affect_members_that_ended(tmp_path):
 
 @pytest.mark.full
 def test_the_table_shows_seeds_in_full(tmp_path):
-    builder, build = lines(tmp_path / "run", seed=4294967295)
+    builder, build = lines(tmp_path / "run", seed=[4294967295])
     assert "4294967295" in build(builder.num_steps(1)).fit(shuffled()).table()
 
 
@@ -1046,7 +1066,7 @@ def test_invalid_selections_are_refused(method, arguments, code, tmp_path):
 
 def test_conflicts_of_rates_with_plateaus_and_exploit_are_refused(tmp_path):
     plateau = ReduceOnPlateau(0.1, min_lr=0.01)
-    for values, method in (({"lr": [0.1, 0.001]}, lambda b: b), ({"seed": 1}, lambda b: b.exploit("valid/Loss"))):
+    for values, method in (({"lr": [0.1, 0.001]}, lambda b: b), ({"seed": [1]}, lambda b: b.exploit("valid/Loss"))):
         with raises_code("population-unsupported", "min_lr" if "lr" in values else "exploit"):
             method(quiet(tmp_path / "run").population(**values)).build(
                 line(3, 3), optax.sgd, plateau, train_step=class_step, valid_step=class_step

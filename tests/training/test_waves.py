@@ -221,7 +221,7 @@ def test_overwriting_removes_the_previous_waves(tmp_path):
     fit(lines(run, 1, lr=RATES[:2], waves=2, overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == ["mine.txt", "wave-1", "wave-2", "waves.json"]
     assert read_waves(run) == {"wave-1": NAMES[:1], "wave-2": NAMES[1:2]}
-    fit(lines(run, 1, lr=0.3, overwrite=True))
+    fit(lines(run, 1, lr=[0.3], overwrite=True))
     assert not list(run.glob("wave*"))
     fit(lines(run, 1, lr=RATES[:2], waves=2, overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == ["mine.txt", "wave-1", "wave-2", "waves.json"]
