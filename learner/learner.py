@@ -345,8 +345,8 @@ class Learner(Generic[ModelT]):
         train: Any = None,
         valid: Any = None,
         *,
-        only: Sequence[str] = (),
-        skip: Sequence[str] = (),
+        only: str | Sequence[str] = (),
+        skip: str | Sequence[str] = (),
         steps: int = 100,
         on_answer: "Callable[[Answer], None]" = lambda answer: None,
     ) -> "CheckResult":

@@ -13,6 +13,7 @@ from learner.distributed.process_group import hosts
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.training.definition import TrainingDefinition
 from learner.util.number_checks import is_int
+from learner.util.several import as_several
 
 FUNCTIONS: dict[str, Callable[[CheckTrial], Finding]] = {
     "overlap": overlap,
@@ -36,8 +37,8 @@ def check(
     train: Any,
     valid: Any,
     *,
-    only: Sequence[str],
-    skip: Sequence[str],
+    only: str | Sequence[str],
+    skip: str | Sequence[str],
     steps: int,
     on_answer: Callable[[Answer], None],
     clock: Callable[[], float],
@@ -57,13 +58,13 @@ def check(
     return CheckResult(tuple(answers))
 
 
-def selected_questions(only: Sequence[str], skip: Sequence[str], steps: int) -> list[Question]:
+def selected_questions(only: str | Sequence[str], skip: str | Sequence[str], steps: int) -> list[Question]:
     """Return the questions to ask. Raise one `LearnerError` with all problems of the arguments of `Learner.check`.
 
     >>> [question.name for question in selected_questions(["memory", "overlap"], ["memory"], 100)]
     ['overlap']
     """
-    only, skip = ([names] if isinstance(names, str) else names for names in (only, skip))
+    only, skip = (tuple(as_several(names)) for names in (only, skip))
     names = [question.name for question in QUESTIONS]
     problems = [
         Problem(f"there is no question {name!r}: {near(str(name), names)}", code="check-question-unknown", name=name)

@@ -13,6 +13,7 @@ from learner.loggers.secrets import parts_of, resolve
 from learner.util.json_values import encode
 from learner.util.number_checks import is_number
 from learner.util.retries import Retries
+from learner.util.several import as_several
 from learner.util.urls import refuse_url, without_user
 
 KINDS = ("start", "best", "end", "preemption", "failure")
@@ -51,8 +52,8 @@ class Webhook(Listener):
     def __init__(
         self,
         url: str,
-        on: Sequence[str] = ("best", "end", "preemption", "failure"),
-        monitors: Sequence[str] = (),
+        on: str | Sequence[str] = ("best", "end", "preemption", "failure"),
+        monitors: str | Sequence[str] = (),
         headers: dict[str, str] | None = None,
         timeout: float = 5.0,
         retries: int = 3,
@@ -60,7 +61,7 @@ class Webhook(Listener):
     ):
         url, headers = resolve((url, headers))
         refuse_url(url, "the webhook")
-        chosen, self.monitors = (((words,) if isinstance(words, str) else tuple(words)) for words in (on, monitors))
+        chosen, self.monitors = (tuple(as_several(words)) for words in (on, monitors))
         problems = [f"on has {kind!r}: {near(str(kind), KINDS)}" for kind in chosen if kind not in KINDS]
         problems += address_problems(url) + header_problems({} if headers is None else headers)
         if not is_number(timeout) or not timeout > 0:

@@ -19,7 +19,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = import_lazily(__name__)
 
 
-def default_renderer(metrics: Sequence[str] = ()) -> Listener:
+def default_renderer(metrics: str | Sequence[str] = ()) -> Listener:
     """Return a `NotebookRenderer` in the kernel of a notebook, a `RichRenderer` if standard output is a terminal that
     can move its cursor, and a `PlainRenderer` elsewhere. The last two show the selected `metrics`, by default all.
     """

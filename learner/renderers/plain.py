@@ -25,6 +25,7 @@ from learner.renderers.overview_text import overview_lines
 from learner.renderers.progress import Progress
 from learner.renderers.summary_text import summary_lines
 from learner.util.metric_order import is_selected
+from learner.util.several import as_several
 from learner.util.stages import end_stages
 from learner.util.text import duration
 
@@ -50,12 +51,12 @@ class PlainRenderer(Listener):
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
         every_seconds: float = 10,
-        metrics: Sequence[str] = (),
+        metrics: str | Sequence[str] = (),
     ) -> None:
         self._stream = stream
         self._clock = clock
         self._every_seconds = every_seconds
-        self._metrics = metrics
+        self._metrics = tuple(as_several(metrics))
         self._monitor: str | None = None
         self._written_at = clock()
         self._progress = Progress(clock)

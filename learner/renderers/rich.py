@@ -39,6 +39,7 @@ from learner.renderers.summary_text import endings, table
 from learner.renderers.trends import ASCII, BLOCKS, Trends
 from learner.runs.layout import ENDS
 from learner.util.metric_order import is_selected
+from learner.util.several import as_several
 from learner.util.text import wrapped
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
@@ -67,9 +68,9 @@ class RichRenderer(Listener):
         self,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
-        metrics: Sequence[str] = (),
+        metrics: str | Sequence[str] = (),
     ) -> None:
-        self._given, self._clock, self._selected = console, clock, metrics
+        self._given, self._clock, self._selected = console, clock, tuple(as_several(metrics))
         self._area = BottomArea(console or standard_output(), clock)
         self._progress, self._trends = Progress(clock), Trends()
         self._directory: str | os.PathLike[str] | None = None

@@ -15,6 +15,7 @@ from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
 from learner.util.fragments import fragment, preformatted
 from learner.util.metric_order import ordered
+from learner.util.several import as_several
 from learner.util.text import abbreviate, aligned, by_number, count, duration, printable, short
 
 ALWAYS_DIFFER = ("directory",)
@@ -31,6 +32,7 @@ GAP = 2
 CELL = 24
 """The most characters of a setting."""
 Row = dict[str, Any]
+Run = RunReader | str | os.PathLike[str]
 
 
 class ComparisonTable(abc.ABC):
@@ -197,9 +199,7 @@ class _RunSummary:
         return dataclasses.replace(self, config=config)
 
 
-def compare(
-    runs: Iterable[RunReader | str | os.PathLike[str]], metrics: Sequence[str] = (), sort: str | None = None
-) -> Comparison:
+def compare(runs: Run | Iterable[Run], metrics: str | Sequence[str] = (), sort: str | None = None) -> Comparison:
     """Compare runs.
 
     Args:
@@ -213,7 +213,7 @@ def compare(
     Raises:
       LearnerError: there is no such metric or column.
     """
-    summaries = list(map(_RunSummary.of, runs))
+    summaries = list(map(_RunSummary.of, as_several(runs)))
     if len({run.from_file for run in summaries if run.config}) > 1:
         summaries = [run.in_common_form() for run in summaries]
     optimized = [run for run in summaries if "optimizer" in run.config]
@@ -222,7 +222,7 @@ def compare(
     if not is_same and all(run.optimizer for run in optimized):
         summaries = [run.with_recorded_optimizer() for run in summaries]
     known = list(dict.fromkeys(key for run in summaries for key in run.last))
-    chosen = [key for name in metrics for key in _keys(name, known)] or _usual(summaries, known)
+    chosen = [key for name in as_several(metrics) for key in _keys(name, known)] or _usual(summaries, known)
     requested = list(chosen) if metrics else []
     chosen += [sort] if sort in known and sort not in chosen else []
     settings = _differing(summaries)

@@ -13,7 +13,9 @@ from learner.runs.comparison import (
     Comparison,
     ComparisonTable,
     Row,
+    Run,
     cell,
+    compare,
     fitted_table,
     last_part,
     setting_column,
@@ -23,6 +25,7 @@ from learner.runs.comparison import (
 )
 from learner.runs.spread import FEWEST, Spread
 from learner.util.number_checks import is_number
+from learner.util.several import as_several
 from learner.util.text import count, join_names, printable
 
 SHOWN = 4
@@ -118,12 +121,12 @@ class ComparisonMeans(ComparisonTable):
 
 
 def compare_means(
-    comparison: Comparison, over: str | Sequence[str] = ("seed",), sort: str | None = None
+    comparison: Comparison | Run | Iterable[Run], over: str | Sequence[str] = ("seed",), sort: str | None = None
 ) -> ComparisonMeans:
     """Return the mean, standard deviation and 95 % interval of the metrics over runs that differ only in some settings.
 
     Args:
-      comparison: the runs, as `compare` returns them.
+      comparison: the runs, as `compare` takes or returns them.
       over: the settings in which the runs of a row differ, by key (`vars.fold`) or the end of it (`fold`). A key stands
         for all keys below it, too.
       sort: a column to sort by: a metric by its mean, the best first; a setting, `runs` or `seconds`, the smallest
@@ -132,7 +135,9 @@ def compare_means(
     Raises:
       LearnerError: the runs have no such setting, or several; or there is no such column.
     """
-    repeated = {key for name in ([over] if isinstance(over, str) else over) for key in _keys_of(comparison, name)}
+    if not isinstance(comparison, Comparison):
+        comparison = compare(comparison)
+    repeated = {key for name in as_several(over) for key in _keys_of(comparison, name)}
     keys = [key for key in comparison.settings if key in repeated]
     others = [key for key in comparison.settings if key not in repeated]
     # Facts that follow from the repeated settings, such as the rows of a fold, must not divide a row. Those that differ

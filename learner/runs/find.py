@@ -8,14 +8,17 @@ from learner.errors import LearnerError, Problem, one_error
 from learner.runs.layout import MARK, missing_text
 from learner.runs.population import read_members
 from learner.runs.run_reader import RunReader
+from learner.util.several import as_several
 from learner.util.text import by_number
 from learner.util.user_warnings import warn
+
+Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 DEEPEST = 4
 """The number of directory levels to search below the given directory."""
 
 
-def find_runs(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> list[RunReader]:
+def find_runs(places: Places, now: float | None = None) -> list[RunReader]:
     """Return the runs at or below these directories, each once, with a unique name.
 
     See also `each_run`, which reads one run at a time.
@@ -23,12 +26,12 @@ def find_runs(places: Sequence[str | os.PathLike[str]], now: float | None = None
     return list(each_run(places, now))
 
 
-def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> Iterator[RunReader]:
+def each_run(places: Places, now: float | None = None) -> Iterator[RunReader]:
     """Yield the runs at or below these directories, each once, with a unique name. Each run is read when it is
     requested.
 
     Args:
-      places: directories of runs, or of directories with runs.
+      places: directories of runs, or of directories with runs; a single one needs no list.
       now: the seconds since 1970.
 
     Raises:
@@ -50,13 +53,13 @@ def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None)
         warn(f"{problem}; it is left out")
 
 
-def run_directories(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
+def run_directories(places: Places) -> tuple[list[Path], list[str]]:
     """Return the directories of runs at or below these paths, each once and in order, and the problems of paths without
     runs.
     """
     by_target: dict[Path, Path] = {}
     problems = []
-    for folder in map(Path, places):
+    for folder in map(Path, as_several(places)):
         if not folder.is_dir():
             problems.append(missing_text(folder))
             continue

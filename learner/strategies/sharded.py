@@ -15,6 +15,7 @@ from learner.strategies.device_lookup import find_devices
 from learner.strategies.replicated import first_replica
 from learner.strategies.rules import Rules, names_of, without
 from learner.util.number_checks import is_int
+from learner.util.several import as_several
 from learner.util.trees import is_key
 
 _DEFAULT_BATCH = ("data",)
@@ -62,7 +63,7 @@ class Sharded(Strategy):
             )
         self.rules = Rules.of(rules)
         self.splits = bool(self.rules.rows)
-        self.batch = (batch,) if isinstance(batch, str) else tuple(batch or ())
+        self.batch = tuple(as_several(batch or ()))
         self._batch = tuple(name for name in self.batch if name in self.mesh.shape)
         if not self._batch and self.batch not in ((), _DEFAULT_BATCH):
             raise LearnerError(

@@ -145,6 +145,13 @@ def test_selected_metrics_start_with_the_monitor(out, clock, play):
     assert lines_of(out)[1:] == ["epoch 1/3  train Loss 0.5 | valid Accuracy 0.875 | train Accuracy 0.75  1.5 s"]
 
 
+def test_a_single_selected_metric_needs_no_list(out, clock, play):
+    renderer = PlainRenderer(out, clock, metrics="valid/Accuracy")
+    play.start(renderer)
+    play.epoch(renderer, 1)
+    assert lines_of(out)[1:] == ["epoch 1/3  valid Accuracy 0.875  1.5 s"]
+
+
 def test_unknown_selected_metric_is_reported(renderer, out, clock, play):
     play.start(PlainRenderer(out, clock, metrics=["Los", "Loss"]))
     assert len(lines_of(out)) == 2

@@ -345,7 +345,7 @@ def test_selected_metrics_and_omitted_columns(out, clock, play):
     """The number of omitted columns is above the titles of the table, too."""
     for metrics, width, titles in [
         (("Accuracy",), 80, ["            valid     train", "epoch    Accuracy  Accuracy     time"]),
-        (("valid/Loss",), 80, ["           valid", "epoch       Loss     time"]),
+        ("valid/Loss", 80, ["           valid", "epoch       Loss     time"]),
         ((), 40, ["and 2 more", "           valid    train", "epoch       Loss     Loss     time"]),
     ]:
         console = Console(file=out, force_terminal=True, width=width)

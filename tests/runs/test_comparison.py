@@ -51,6 +51,13 @@ def test_table_of_runs(runs):
     by_directory = compare([str(run.directory) for run in runs[:2]], ["Score"])
     assert str(by_directory).splitlines() == lines
     assert lines[1] in by_directory._repr_html_()
+    assert str(compare(runs[:2], "Score")).splitlines() == lines
+
+
+def test_a_single_run_needs_no_list(runs):
+    directory = runs[0].directory
+    alone = compare([directory]).lines()
+    assert compare(directory).lines() == compare(str(directory)).lines() == compare(runs[0]).lines() == alone
 
 
 def test_numbers_of_hooks_are_shown_if_they_were_monitored(tmp_path):

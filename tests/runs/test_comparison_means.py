@@ -57,6 +57,7 @@ def test_table_of_means(runs):
         ["0.1", "3", "0.6", "0.3606", "-0.2957", "to", "1.496"],
     ]
     assert lines[1] in means._repr_html_()
+    assert str(compare_means([run.directory for run in runs])) == str(compare_means(compare(runs)))
 
 
 def test_a_metric_without_a_direction_has_its_last_value(runs):

@@ -20,6 +20,11 @@ def test_directory_of_runs(tmp_path):
     assert runs[0].directory == tmp_path / "group" / "run-1"
 
 
+def test_a_single_directory_needs_no_list(tmp_path):
+    write_run(tmp_path / "a")
+    assert [run.name for run in find_runs(str(tmp_path))] == [run.name for run in find_runs(tmp_path)] == ["a"]
+
+
 def test_each_run_is_listed_once_with_a_distinct_name(tmp_path):
     write_run(tmp_path / "a" / "digits")
     write_run(tmp_path / "b" / "digits")
