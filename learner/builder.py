@@ -45,6 +45,7 @@ from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod
 from learner.util.addresses import refuse_address
 from learner.util.number_checks import is_int, is_number
+from learner.util.several import as_several
 from learner.util.slurm import job_end
 from learner.util.text import name_of
 
@@ -84,6 +85,7 @@ class LearnerBuilder:
             )
         refuse_address(directory)
         self._options = Options(Path(directory), overwrite=bool(overwrite))
+        self._has_strategy = False
 
     def __repr__(self) -> str:
         """Return the directory, the recorded options that are not the defaults, and the metrics."""
@@ -238,11 +240,15 @@ class LearnerBuilder:
     # -- length and steps ----------------------------------------------------------------------------------------------
 
     def num_epochs(self, n: int) -> Self:
-        """Set the number of passes over the training data (default: 1)."""
+        """Set the number of passes over the training data (default: 1). With `num_steps` too, the shorter one ends the
+        run.
+        """
         return self._set(num_epochs=_integer("num_epochs", n, 1))
 
     def num_steps(self, n: int) -> Self:
-        """Set the number of optimizer steps, over as many epochs as necessary."""
+        """Set the number of optimizer steps, over as many epochs as necessary. With `num_epochs` too, the shorter one
+        ends the run.
+        """
         return self._set(num_steps=_integer("num_steps", n, 1))
 
     def valid_every(self, steps: int | None = None, epochs: int = 1, split: str | None = None) -> Self:
@@ -429,17 +435,24 @@ class LearnerBuilder:
         negatives) needs `strategy(Sharded())`: under `Replicated` each device sees only its own rows, and the run
         warns about it.
         """
+        if self._has_strategy:
+            raise LearnerError(
+                f"devices({devices!r}) would replace {name_of(self._options.devices)}, the strategy, which has its own "
+                "devices: leave one of them out, or give the strategy its devices, such as Sharded(devices=2)",
+                code="builder-devices-after-strategy",
+            )
         return self._set(devices=choose_devices(devices))
 
     def strategy(self, strategy: Strategy) -> Self:
         """Set the devices and how to use them: `SingleDevice(device)`, `Replicated(devices)`, or
-        `Sharded(mesh, rules)`, which also shards the model. This replaces `devices`.
+        `Sharded(mesh, rules)`, which also shards the model. This replaces `devices`, which cannot be called after it.
         """
         if not isinstance(strategy, Strategy):
             raise LearnerError(
                 f"strategy got {strategy!r}; it needs Replicated(), Sharded(rules=fsdp()) or the like",
                 code="strategy-type",
             )
+        self._has_strategy = True
         return self._set(devices=strategy)
 
     def precision(self, policy: str | Policy, matmul: str | None = None) -> Self:
@@ -519,13 +532,14 @@ class LearnerBuilder:
         every_seconds: float | None = None,
         record: Recorder | None = None,
         directory: str | None = None,
-        record_items: Sequence[str] = ("model",),
+        record_items: str | Sequence[str] = ("model",),
     ) -> Self:
-        """Set when to save checkpoints (default: at epoch ends) and which to keep: the newest, the best, and some
-        permanently. The schedule does not change a bit of the training. `with_file_checkpointer(None)` disables saving.
+        """Set when to save checkpoints and which to keep: the newest, the best, and some permanently. The schedule does
+        not change a bit of the training. `with_file_checkpointer(None)` disables saving, and takes no other argument.
 
-        Without this option, a run saves at its end, at the first epoch end after each minute, and inside of an epoch
-        ten minutes after the last save; it keeps the last and the best checkpoint.
+        Without an `every_` argument this option saves at the end of every epoch; without this option, a run saves at
+        its end, at the first epoch end after each minute, and inside of an epoch ten minutes after the last save, and
+        keeps the last and the best checkpoint.
 
         The best epoch is kept even if no save is due when it ends: a copy of the state stays in memory (for an
         accelerator, in the host's memory) until the next save, the end of the run, or its failure. The same holds for a
@@ -557,10 +571,16 @@ class LearnerBuilder:
             record = _one_recorder(keep_last, record)
             keep_last = 2
         if keep_last is None:
+            others = (keep_best, keep_every, monitor, mode, every_epochs, every_steps, every_seconds, record, directory)
+            if (*others, record_items) != (1, *[None] * 8, ("model",)):
+                raise LearnerError(
+                    "with_file_checkpointer(None) turns saving off, so its other arguments would have no effect: leave "
+                    "them out, or give keep_last, such as 1",
+                    code="checkpoint-options-unused",
+                )
             return self._set(checkpoints=None)
         if every_epochs is None and every_steps is None and every_seconds is None:
             every_epochs = 1
-        items: Any = record_items if isinstance(record_items, list | tuple) else [record_items]
         return self._set(
             checkpoints=CheckpointOptions(
                 keep_last,
@@ -572,7 +592,7 @@ class LearnerBuilder:
                 every_steps=every_steps,
                 every_seconds=every_seconds,
                 record=record,
-                record_items=tuple(items),
+                record_items=tuple(as_several(record_items)),
                 directory=None if directory is None else absolute(directory),
             )
         )
@@ -597,7 +617,8 @@ class LearnerBuilder:
         """Resume the run in the directory from the checkpoint of an epoch or step; `epoch` may also be `"best"` or
         `"latest"`.
 
-        Newer checkpoints are moved to `superseded/`. `allow`: see `resume`.
+        Newer checkpoints are moved to `superseded/`. `allow`: see `resume`. Of several calls of `checkpoint` and
+        `resume`, the last one counts.
         """
         if (epoch is None) == (step is None):
             raise LearnerError("checkpoint needs either epoch= or step=", code="checkpoint-epoch-or-step")
@@ -615,7 +636,7 @@ class LearnerBuilder:
 
     def resume(self, allow: str | Sequence[str] = ()) -> Self:
         """Resume the run in the directory from its newest intact checkpoint, or start a new run if there is no
-        checkpoint.
+        checkpoint. A later call of `checkpoint` replaces this one.
 
         Args:
           allow: changes to accept that otherwise raise. `"data"`: different training data, or another accumulation,

@@ -89,7 +89,6 @@ OPTIONS = {
     "renderer": [(PlainRenderer(),), (None,)],
     "application_logger": [(True,), (None,), (False,), (logging.getLogger("mine"),)],
     "summary": [(), (False,), (True, 2)],
-    "strategy": [(Replicated(),), (Sharded(rules=fsdp()),)],
     "num_epochs": [(3,)],
     "num_steps": [(3,)],
     "valid_every": [(3,), (None, 2), (500, 0, "ood")],
@@ -103,6 +102,7 @@ OPTIONS = {
     "halving": [("valid/Loss",), ("valid/Odd", 2, 1 / 3, "max")],
     "exploit": [("valid/Loss",), ("valid/Odd", 2, 0.5, [0.5, 2.0], "max")],
     "devices": [(1,), (jax.devices()[:1],), (8,), ("all",), ([2, 4],)],
+    "strategy": [(Replicated(),), (Sharded(rules=fsdp()),)],
     "precision": [("float32",), ("bfloat16", "highest"), ("float16",), (Policy(compute="bfloat16"),)],
     "remat": [("dots_saveable",), (jax.checkpoint_policies.save_only_these_names("a"),), (None,)],
     "freeze": [("^b$",), (lambda path, x: path == "w",), ()],
@@ -176,6 +176,8 @@ REFUSED = [
     is_refused("valid_every", "builder-valid-split-type", 5, 1, 7),
     is_refused("valid_first", "builder-boolean-value", "yes", field="valid_first"),
     is_refused("valid_batches", "builder-boolean-value", 5, 1, field="valid_batches(shuffle=)"),
+    is_refused("with_file_checkpointer", "checkpoint-options-unused", None, 3),
+    is_refused("with_file_checkpointer", "checkpoint-options-unused", None, 1, None, "valid/Loss"),
     is_refused("on_save_error", "builder-choice-unknown", "die", field="on_save_error"),
     is_refused("restore_best", "builder-boolean-value", "best", field="restore_best"),
     is_refused("on_nonfinite", "builder-choice-unknown", None, field="on_nonfinite"),
@@ -295,6 +297,14 @@ def test_wrong_value_is_rejected_at_once(tmp_path):
     for name, arguments, code, fields in REFUSED:
         with named_case(f"{name}{arguments}"), raises_code(code, **fields):
             getattr(LearnerBuilder(tmp_path / "run"), name)(*arguments)
+
+
+def test_devices_do_not_replace_a_strategy(tmp_path):
+    strategy = Sharded(devices=2)
+    builder = LearnerBuilder(tmp_path / "run").devices(1).strategy(strategy)
+    with raises_code("builder-devices-after-strategy"):
+        builder.devices(8)
+    assert build_line(builder).definition.options.devices is strategy
 
 
 @pytest.mark.parametrize("directory", ["", None, 3])
