@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import FORMAT, CheckpointStore
 from learner.errors import LearnerError
 from learner.util.addresses import is_address, refuse_store
-from learner.util.text import join_names
+from learner.util.text import join_names, short
 from learner.util.trees import named_leaves
 from learner.util.user_warnings import warn
 
@@ -154,13 +154,25 @@ class Checkpointer:
         Args:
           like: a tree with the same structure, shapes and dtypes. The new arrays are placed on the devices of its
             arrays; NumPy arrays are restored as new NumPy arrays.
-          step: its number, `"latest"` or `"best"`. With `"latest"`, damaged checkpoints are skipped with a warning; the
-            next save that comes before them removes them.
+          step: its number, `"latest"` or `"best"`; without any score, `"best"` is the newest. With `"latest"`, damaged
+            checkpoints are skipped with a warning; the next save that comes before them removes them.
 
         Raises:
           DamagedError: the requested checkpoint is damaged.
           LearnerError: there is no checkpoint, or its tree differs; the message lists all differences.
         """
+        if not (step in ("latest", "best") if isinstance(step, str) else _is_whole(step)):
+            raise LearnerError(
+                f"the step of restore(like, step) is {short(repr(step))}; it needs the number of a checkpoint, "
+                "'latest' or 'best'",
+                code="checkpoint-restore-step",
+            )
+        if not _arrays_and_numbers(like)[0]:
+            raise LearnerError(
+                f"the first argument of restore(like, step) is {short(repr(like))}, which has no arrays; it needs a "
+                "tree such as the one that was saved",
+                code="checkpoint-restore-like",
+            )
         if step != "latest":
             entry = self._store.find(epoch=step) if step == "best" else self._store.find(step=int(step))
             return self._read(like, entry.step)
@@ -229,6 +241,11 @@ def _arrays_and_numbers(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
             names=other,
         )
     return arrays, {n: x for n, x in named.items() if isinstance(x, numbers.Real) and n not in arrays}
+
+
+def _is_whole(value: Any) -> bool:
+    """Return True for a whole number, also one of NumPy or JAX."""
+    return np.ndim(value) == 0 and isinstance(value, SupportsIndex) and not isinstance(value, bool)
 
 
 def _is_storable(dtype: np.dtype[Any]) -> bool:

@@ -247,6 +247,13 @@ def _automatic(mesh: Mesh) -> Mesh:
 
 def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | None) -> Mesh:
     devices = find_devices("all" if devices is None else devices)
+    if not (sizes is None or isinstance(sizes, Mapping)):
+        raise LearnerError(
+            f"the mesh, the first argument of Sharded, is {sizes!r}; it needs the sizes of its axes, such as "
+            "{'data': 4}, or a jax.sharding.Mesh. For a number of devices or for rules, use the keywords: "
+            "Sharded(devices=8), Sharded(rules=fsdp())",
+            code="strategy-mesh-type",
+        )
     sizes = {"data": len(devices)} if sizes is None else dict(sizes)
     invalid_axes = [name for name, size in sizes.items() if not is_int(size) or size < 1]
     if invalid_axes or not sizes:

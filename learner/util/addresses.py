@@ -15,11 +15,16 @@ def is_address(place: str | os.PathLike[str]) -> bool:
     """Return True for addresses such as `s3://bucket/run`, False for a path.
 
     Raises:
-      LearnerError: the argument is an address in a `pathlib.Path`, which would be treated as a directory `s3:`.
+      LearnerError: the argument is neither a text nor a path, or it is an address in a `pathlib.Path`, which would be
+        treated as a directory `s3:`.
 
     >>> is_address("s3://bucket/run"), is_address("runs/digits")
     (True, False)
     """
+    if not isinstance(place, str | os.PathLike):
+        raise LearnerError(
+            f"{place!r} is not a path; it needs a text, such as 'runs/digits', or a pathlib.Path", code="path-type"
+        )
     text = os.fspath(place)
     if not isinstance(place, str) and re.match(r"[A-Za-z][\w+.-]+:/(?!/)", text):
         raise LearnerError(

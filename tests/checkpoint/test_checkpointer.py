@@ -166,6 +166,19 @@ def test_another_tree_is_one_error(directory):
             checkpointer.restore({"w": jnp.zeros(2), "b": jnp.zeros(1), "m": 0})
 
 
+def test_swapped_and_wrong_arguments_of_restore(directory):
+    tree = {"w": np.zeros(2, np.float32), "n": 1}
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(3, tree)
+        for step in (tree, tree["w"], "last", None, 2.5, True):
+            with raises_code("checkpoint-restore-step", "restore(like, step)"):
+                checkpointer.restore(tree, step)
+        for like in (3, "best", None):
+            with raises_code("checkpoint-restore-like", "restore(like, step)"):
+                checkpointer.restore(like)
+        assert checkpointer.restore(tree, jnp.int32(3)).step == checkpointer.restore(tree, "best").step == 3
+
+
 def test_unsaveable_leaves(directory):
     with Checkpointer(directory) as checkpointer:
         for step in (-1, 1.5, True):

@@ -137,6 +137,8 @@ def test_a_replica_is_read_without_copying():
         ({"data": 0}, "strategy-mesh-sizes"),
         ({}, "strategy-mesh-sizes"),
         ({"data": "8"}, "strategy-mesh-sizes"),
+        (8, "strategy-mesh-type"),
+        (fsdp(), "strategy-mesh-type"),
     ],
 )
 def test_malformed_meshes_are_refused(mesh, code):

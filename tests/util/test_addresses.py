@@ -29,6 +29,12 @@ def test_address_as_a_path_is_refused_and_makes_no_directory(use, tmp_path, monk
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.parametrize("use", [USES[0], LearnerBuilder("runs/digits").compilation_cache])
+def test_other_values_are_refused(use):
+    with raises_code("path-type"):
+        use(False)
+
+
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("character", "*?[#")
 def test_address_with_a_wildcard_is_refused(use, character):
