@@ -41,7 +41,7 @@ from learner.util.addresses import is_address, refuse_store
 from learner.util.machine import machine_memory
 from learner.util.number_checks import is_int
 from learner.util.optional import is_instance_of
-from learner.util.text import printable
+from learner.util.text import printable, short
 
 Array = Any
 PyTree = Any
@@ -231,22 +231,24 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
     """Raise `LearnerError` if the arguments of the function `name` do not select a checkpoint."""
     if not isinstance(directory, str | Path) or not str(directory):
         raise LearnerError(
-            f"the directory of {name} is {directory!r}; it needs a path, such as 'runs/digits'",
+            f"the directory of {name} is {short(repr(directory))}; it needs a path, such as 'runs/digits'",
             code="checkpoint-directory-type",
             name=name,
             directory=directory,
         )
-    number = isinstance(which, int) and not isinstance(which, bool) and which >= 1
-    if which not in ("best", "latest") and not number:
+    known = which in ("best", "latest") if isinstance(which, str) else is_int(which) and which >= 1
+    if not known:
+        is_model = name == "load_checkpoint" and not isinstance(which, str | int | float)
         raise LearnerError(
-            f"which of {name} is {which!r}; it needs 'best', 'latest', or an epoch, 1 or more",
+            f"which of {name} is {short(repr(which))}; it needs 'best', 'latest', or an epoch, 1 or more"
+            + "; a model is the keyword model=" * is_model,
             code="checkpoint-which-unknown",
             name=name,
             which=which,
         )
     if step is not None and (not is_int(step) or step < 0):
         raise LearnerError(
-            f"step of {name} is {step!r}; it needs a whole number, 0 or more",
+            f"step of {name} is {short(repr(step))}; it needs a whole number, 0 or more",
             code="checkpoint-step-value",
             name=name,
             step=step,

@@ -270,6 +270,12 @@ def test_missing_checkpoints(three, tmp_path):
         load_checkpoint(three, step=7)
 
 
+def test_a_model_in_place_of_which(tmp_path):
+    with raises_code("checkpoint-which-unknown", "model=") as raised:
+        load_checkpoint(tmp_path, {"w": jnp.zeros((100, 3))})
+    assert len(str(raised.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("arguments", "named", "code", "fields"),
     [
