@@ -193,6 +193,11 @@ _MODULES = {
     "with_parameters": "learner.models.params",
 }
 
+_PACKAGES = [
+    f"learner.{name}"
+    for name in ("data", "loggers", "metrics", "optimizers", "records", "renderers", "runs", "schedules", "strategies")
+]
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
@@ -209,7 +214,9 @@ if not TYPE_CHECKING:
             except ModuleNotFoundError as error:
                 if error.name != module:
                     raise
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        discovery = importlib.import_module("learner.util.discovery")
+        others = {} if name.startswith("_") else discovery.names_in_packages(*_PACKAGES)
+        raise discovery.missing_attribute(__name__, name, {**others, **{each: each for each in _MODULES}})
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

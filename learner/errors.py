@@ -10,6 +10,32 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 LONGEST_FIELD = 200  # characters of a field that is stored as text
+OTHER_NAMES = {
+    "auc": "AUROC",
+    "bpc": "BitsPerCharacter",
+    "cer": "CharacterErrorRate",
+    "crossentropy": "Loss",
+    "csvlogger": "Csv",
+    "ece": "CalibrationError",
+    "f1": "FBeta",
+    "f1score": "FBeta",
+    "kappa": "CohenKappa",
+    "mae": "MeanAbsoluteError",
+    "map": "AveragePrecision",
+    "mape": "MeanAbsolutePercentageError",
+    "mcc": "Matthews",
+    "miou": "IoU",
+    "mse": "MeanSquaredError",
+    "pearson": "PearsonCorrelation",
+    "r2score": "R2",
+    "rmse": "RootMeanSquaredError",
+    "roc_auc": "AUROC",
+    "rocauc": "AUROC",
+    "spearman": "SpearmanCorrelation",
+    "topk": "TopKAccuracy",
+    "wer": "WordErrorRate",
+}
+"""The usual names of other libraries, in lower case."""
 
 
 class LearnerError(ValueError):
@@ -146,15 +172,28 @@ def near(name: str, known: Sequence[str], otherwise: str | None = None) -> str:
     >>> near("zzz", ["train/Loss"], "learner help lists all")
     'learner help lists all'
     """
-    import difflib
-
-    same = [each for each in known if each.lower() == name.lower()]
-    close = same or difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    if close:
+    if close := closest(name, known):
         return "did you mean " + " or ".join(map(repr, close)) + "?"
     if otherwise is not None:
         return otherwise
     return "choose from " + ", ".join(map(repr, known)) if known else "there are none"
+
+
+def closest(name: str, known: Sequence[str]) -> list[str]:
+    """Return the known names that a misspelt name may mean: those that differ in case only, the one that it has in
+    other libraries, or else up to three similar ones.
+
+    >>> closest("F1", ["AUROC", "FBeta"]), closest("EarlyStopping", ["MetricEarlyStopping"])
+    (['FBeta'], ['MetricEarlyStopping'])
+    """
+    import difflib
+
+    lower = name.lower()
+    same = [each for each in known if each.lower() == lower or each == OTHER_NAMES.get(lower)]
+    if close := same or difflib.get_close_matches(name, known, n=3, cutoff=0.6):
+        return close
+    by_lower = {each.lower(): each for each in known}
+    return [by_lower[each] for each in difflib.get_close_matches(lower, by_lower, n=3, cutoff=0.6)]
 
 
 def near_path(pattern: str, paths: Sequence[str]) -> str:

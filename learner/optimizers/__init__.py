@@ -11,7 +11,7 @@ Each optimizer of optax also has a class for use in a `learner.Config`: `AdamW(w
 
 from typing import TYPE_CHECKING, Any
 
-from learner.util.discovery import import_lazily
+from learner.util.discovery import import_lazily, missing_attribute
 
 if TYPE_CHECKING:
     from learner.optimizers.base import OptimizerFactory as OptimizerFactory
@@ -33,9 +33,11 @@ def __getattr__(name: str) -> Any:
     try:
         return _import(name)
     except AttributeError:
-        if not name.startswith("_"):
-            import learner.optimizers.configs as configs
+        if name.startswith("_"):
+            raise
+        import learner.optimizers.configs as configs
 
-            if name in configs.OPTIMIZERS:
-                return getattr(configs, name)
-        raise
+        if name in configs.OPTIMIZERS:
+            return getattr(configs, name)
+        names = [*_import("__all__"), *configs.OPTIMIZERS]
+        raise missing_attribute(__name__, name, {each: each for each in names}) from None

@@ -7,8 +7,10 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from learner.errors import closest
 
 
 def import_lazily(package: str, base: str | None = None) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -53,12 +55,28 @@ def import_lazily(package: str, base: str | None = None) -> tuple[Callable[[str]
             discover()
             if name in vars(module):
                 return vars(module)[name]
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        raise missing_attribute(package, name, {each: each for each in get("__all__")})
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *get("__all__")})
 
     return get, names
+
+
+def missing_attribute(package: str, name: str, names: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that a package does not have. `names`: the public names, with their paths for
+    the message.
+    """
+    close = [] if name.startswith("_") else closest(name, list(names))
+    hint = f"; did you mean {' or '.join(names[each] for each in close)}?" if close else ""
+    return AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+
+
+def names_in_packages(*packages: str) -> dict[str, str]:
+    """Return the public names of packages, with their paths. Modules of lazy packages are not imported."""
+    modules = [importlib.import_module(package) for package in packages]
+    names = {m.__name__: vars(m).get("__all__") or _modules_for_type_checkers(m) for m in modules}
+    return {name: f"{package}.{name}" for package in names for name in names[package]}
 
 
 def export_classes(package: str, base: type, names: list[str]) -> None:

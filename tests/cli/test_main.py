@@ -204,6 +204,7 @@ def test_invalid_config_writes_nothing(learner, config, workplace):
         (["--num_epoch=3"], "there is no option 'num_epoch': did you mean 'num_epochs'"),
         (["--num_epochs=many"], "num_epochs is 'many': it needs a whole number"),
         (["--num_epochs=0"], "num_epochs is 0"),
+        (["--metrics=F1"], "there is no 'F1': did you mean 'FBeta'"),
         (["--optimizer=SDG"], "there is no 'SDG': did you mean 'SGD'"),
         (["--optimizer.momentun=1"], "SGD has no argument 'momentun': did you mean 'momentum'"),
         (["--model=mymodule.liner"], "mymodule has no 'liner': did you mean 'linear'"),

@@ -11,11 +11,13 @@ import pytest
 
 import learner.loggers
 import learner.metrics
+import learner.optimizers
 import learner.schedules
 from learner import LearnerBuilder
 from learner.cli.configs.config import RunConfig
 from learner.cli.main import main
 from learner.config.mappings import read_mapping
+from learner.errors import OTHER_NAMES
 from learner.events import Listener
 from learner.metrics import MetricBase
 from learner.runs import RunReader
@@ -182,6 +184,35 @@ for package in map(importlib.import_module, {[f"learner.{name}" for name in PACK
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = [f"[] module 'learner.{name}' has no attribute 'nothing_of_the_kind'" for name in PACKAGES]
     assert ran.stdout.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "expected"),
+    [
+        (learner, "Accuracy", "learner.metrics.Accuracy"),
+        (learner, "EarlyStopping", "MetricEarlyStopping"),
+        (learner, "Sharded", "learner.strategies.Sharded"),
+        (learner.metrics, "F1", "FBeta"),
+        (learner.metrics, "RMSE", "RootMeanSquaredError"),
+        (learner.metrics, "accuracies", "Accuracy"),
+        (learner.loggers, "CSV", "Csv"),
+        (learner.optimizers, "adamw", "AdamW"),
+    ],
+)
+def test_misspelt_names_are_answered_with_the_nearest(package, name, expected):
+    with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; did you mean {expected}?")):
+        getattr(package, name)
+
+
+def test_names_like_no_other_have_no_hint():
+    for package in (learner, learner.metrics, learner.optimizers):
+        with pytest.raises(AttributeError, match=r"has no attribute 'zzz'$"):
+            getattr(package, "zzz")  # noqa: B009
+
+
+def test_other_names_are_those_of_public_classes():
+    known = {*learner.metrics.__all__, *learner.loggers.__all__}
+    assert {*OTHER_NAMES.values()} <= known
 
 
 def test_names_without_the_source(monkeypatch):
