@@ -9,7 +9,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, MergingMetric
-from learner.metrics.class_arguments import as_int, is_integral
+from learner.metrics.class_arguments import Classes, metric_name, set_classes
 from learner.metrics.class_averages import averaged
 from learner.metrics.counts import Count
 from learner.metrics.rows import as_int32, kept_rows
@@ -26,15 +26,13 @@ class _OfClasses(MergingMetric):
     undefined = "none of the classes was there, or predicted"
     short: str
 
-    def __init__(self, classes: int, ignore_label: int | None = None) -> None:
-        if not is_integral(classes) or classes < 1:
-            raise LearnerError(
-                f"classes of {type(self).__name__} is {classes!r}; it needs their number, 1 or more",
-                code="metric-classes-value",
-                classes=classes,
-            )
-        self._classes, self.ignore_label = int(classes), as_int(ignore_label)
-        self.name = self.short if ignore_label is None else f"{self.short} ignoring {ignore_label}"
+    classes: tuple[str, ...]
+    ignore_label: int | None
+
+    def __init__(self, classes: Classes, ignore_label: int | None = None) -> None:
+        set_classes(self, classes, ignore_label, [])
+        self._classes = len(self.classes)
+        self.name = metric_name(self.short, ignore_label=ignore_label)
 
     def init(self) -> Count:
         """Return the state of no pixels."""
@@ -109,11 +107,11 @@ class Dice(_Dice):
     Source: Dice, "Measures of the Amount of Ecologic Association Between Species", 1945.
 
     Args:
-      classes: the number of classes; other labels belong to no class.
+      classes: the number of classes, or a list of their names; other labels belong to no class.
       ignore_label: the label of pixels that do not count. The name is then `Dice ignoring 255`.
 
     Raises:
-      LearnerError: the number of classes is below 1; when updated with anything but integers of one shape, or with
+      LearnerError: an argument is invalid; when updated with anything but integers of one shape, or with
         `logits` of more classes.
 
     >>> from learner.steps.outputs import SegmentationOutput
@@ -149,7 +147,7 @@ class _Table(_OfClasses):
 
     numeric = False
 
-    def __init__(self, classes: int, ignore_label: int | None = None, names: Sequence[str] | None = None) -> None:
+    def __init__(self, classes: Classes, ignore_label: int | None = None, names: Sequence[str] | None = None) -> None:
         super().__init__(classes, ignore_label)
         if names is not None and (
             isinstance(names, str)
@@ -157,17 +155,18 @@ class _Table(_OfClasses):
             or not all(isinstance(name, str) for name in names)
         ):
             raise LearnerError(
-                f"names of {type(self).__name__} is {names!r}; it needs a list of the names of the {classes} classes",
+                f"names of {type(self).__name__} is {names!r}; it needs a list of the names of the {self._classes} "
+                "classes",
                 code="metric-class-names-type",
-                classes=classes,
+                classes=self._classes,
             )
-        if names is not None and len(names) != classes:
+        if names is not None and len(names) != self._classes:
             raise LearnerError(
-                f"names of {type(self).__name__} has {len(names)} names; there are {classes} classes",
+                f"names of {type(self).__name__} has {len(names)} names; there are {self._classes} classes",
                 code="metric-class-names-count",
-                classes=classes,
+                classes=self._classes,
             )
-        self._names = [str(i) for i in range(classes)] if names is None else list(names)
+        self.classes = self.classes if names is None else tuple(names)
 
     def compute(self, state: Count) -> Array:
         """Return float32 `[classes]`; NaN for a class that is neither labelled nor predicted."""
@@ -175,23 +174,23 @@ class _Table(_OfClasses):
 
     def text(self, value: Any) -> str:
         """Return `cat 0.5, dog 0.75`."""
-        return ", ".join(f"{name} {x:.6g}" for name, x in zip(self._names, np.asarray(value), strict=True))
+        return ", ".join(f"{name} {x:.6g}" for name, x in zip(self.classes, np.asarray(value), strict=True))
 
 
 class DicePerClass(_Table, _Dice):
     """The Dice coefficient of each class, as a text at the end of a split; see `Dice`.
 
     Args:
-      classes: the number of classes.
+      classes: the number of classes, or a list of their names.
       ignore_label: the label of pixels that do not count.
-      names: the names of the classes; default: their numbers.
+      names: the names of the classes, if `classes` is their number.
 
     Raises:
-      LearnerError: as for `Dice`; the number of names is not `classes`.
+      LearnerError: as for `Dice`; the number of names is not that of the classes.
 
     >>> from learner.steps.outputs import SegmentationOutput
     >>> out = SegmentationOutput.from_logits(jax.nn.one_hot(jnp.array([[[0, 1, 1]]]), 3), jnp.array([[[0, 0, 1]]]))
-    >>> metric, info = DicePerClass(3, names=["sky", "tree", "lake"]), Info(jnp.int32(0), jnp.float32(1))
+    >>> metric, info = DicePerClass(["sky", "tree", "lake"]), Info(jnp.int32(0), jnp.float32(1))
     >>> metric.text(metric.compute(metric.update(metric.init(), out, info)))
     'sky 0.666667, tree 0.666667, lake nan'
     """

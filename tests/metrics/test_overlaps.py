@@ -110,9 +110,15 @@ def test_segmentation_outputs():
         SegmentationOutput.from_logits(logits, jnp.array([[1, 0]]))
 
 
-@pytest.mark.parametrize("classes", [0, -1, 2.0, "2", True])
-def test_wrong_numbers_of_classes(classes):
-    with raises_code("metric-classes-value", "IoU"):
+def test_classes_by_name():
+    names = ["sky", "tree", "lake"]
+    assert value(IoU(names), TWO) == value(IoU(3), TWO)
+    assert IoUPerClass(names).text(value(IoUPerClass(names), TWO)) == "sky 0.5, tree 0.5, lake 0.5"
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.0, "2", True, [], ["a", "a"]])
+def test_wrong_classes(classes):
+    with raises_code("metric-arguments-wrong", "IoU"):
         IoU(classes)
 
 
