@@ -126,7 +126,9 @@ def _malformed_options(fields: Any, labels: Any, missing: Any, unknown: Any) -> 
             problems.append(f"fields.{field} is {columns!r}: it needs a column, or a list of columns")
     for field, names in labels.items() if isinstance(labels, Mapping) else ():
         if names is not None and (not isinstance(names, list | tuple) or len({*map(str, names)}) < len(names)):
-            problems.append(f"labels.{field} is {names!r}: it needs a list of texts, each once, or null for all")
+            problems.append(
+                f"labels.{field} is {names!r}: it needs a list of texts, each once, or None for all (null in YAML)"
+            )
     if missing is not None and not is_number(missing):
         problems.append(f"missing is {missing!r}: it needs a number (NaN is .nan in YAML)")
     if unknown is not None and not isinstance(unknown, Mapping):

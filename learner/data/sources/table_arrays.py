@@ -278,7 +278,7 @@ class Column:
             if value is None:
                 self._add_problem(row, "it is missing (missing= sets the number that replaces it)")
             elif isinstance(value, str):
-                hint = "" if any_number else f" (labels={{{self.field!r}: null}} numbers the texts)"
+                hint = "" if any_number else f" (labels={{{self.field!r}: None}} numbers the texts; null in YAML)"
                 hint = DATE_HINT if _is_date(value[:SHOWN]) else hint
                 self._add_problem(row, f"{value[:SHOWN]!r} is not a number{hint}")
             elif type(value) not in (bool, int, float):
