@@ -15,15 +15,16 @@ from learner.util.number_checks import is_int
 class ReduceOnPlateau:
     """A scheduler that lowers the learning rate when a metric stops improving.
 
-    After more than `patience` validations without improvement the rate is multiplied by `factor`. Counting continues
-    after another `cooldown` validations.
+    After more than `patience` validations in a row without improvement the rate is multiplied by `factor`. Counting
+    continues after another `cooldown` validations.
 
     Args:
       lr: the initial rate; or a schedule, a function of the optimizer step, whose rates are multiplied by a factor that
         begins with 1 and is lowered. After a warmup, for example, the rate follows the metric.
       monitor: the key of a metric, such as `valid/Loss`, or `custom/NAME` for a number that a hook returns as `NAME`.
       factor: the factor of a reduction, between 0 and 1.
-      patience: the number of validations without improvement to allow, 0 or more.
+      patience: the number of validations (or numbers of the hook) in a row without improvement to allow, 0 or more:
+        with 2, the third one lowers the rate. `MetricEarlyStopping` acts at the second one.
       mode: `"min"` or `"max"`; `None`: the metric's own direction.
       min_delta: the minimum improvement that counts.
       cooldown: the number of validations after a reduction that are not counted.

@@ -22,8 +22,8 @@ class MetricEarlyStopping:
     Args:
       monitor: a metric by key, such as `valid/Loss`, or `custom/NAME` for a number that a hook returns as `NAME`.
       mode: `"min"` or `"max"`. None: the metric's own direction, which a number of a hook does not have.
-      patience: the number of consecutive validations (or numbers of the hook) without improvement after which the run
-        stops, 1 or more.
+      patience: the number of validations (or numbers of the hook) in a row without improvement, 1 or more: with 2, the
+        second one stops the run. `ReduceOnPlateau` acts at the third one.
       min_delta: the smallest change that counts as an improvement, in the metric's unit.
       warmup: the number of first validations that do not count towards `patience`. Their values count for the best.
 
