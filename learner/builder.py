@@ -1029,8 +1029,13 @@ def _problems_of_selections(options: Options) -> list[Problem]:
     names = " and ".join(x.name for x in (options.halving, options.exploit) if x is not None)
     if not names or options.population is not None:
         return []
-    text = f"{names} ranks the members of a population, but there is no population: call population(lr=[...]) too, "
-    return [Problem(f"{text}or use learner sweep", code="population-selection-alone", name=names)]
+    remedy = (
+        "call population(lr=[...]) too"
+        if options.config_text is None
+        else "use learner sweep CONFIG --together --lr=1e-4,1e-3"
+    )
+    text = f"{names} ranks the members of a population, but there is no population: {remedy}"
+    return [Problem(text, code="population-selection-alone", name=names)]
 
 
 def _one_of(name: str, value: Any, words: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from learner.cli.configs.importing import import_path
 from learner.cli.configs.recipes import named
 from learner.cli.configs.schema import CONTEXT, names_for
 from learner.cli.configs.signatures import random_parameters, signature_parser
+from learner.cli.sweeps.sweep_plan import SELECTIONS
 from learner.cli.usage import TOPICS, Paragraph, entries_of, fill
 from learner.errors import LearnerError, near
 
@@ -27,6 +28,7 @@ def topic_paragraphs(topic: str) -> list[Paragraph]:
     if key:
         return _choices(key)
     options = {name: _first_line(method) + _defaults(method) for name, method in methods(LearnerBuilder).items()}
+    options |= {name: f"With learner sweep --together only. {options[name]}" for name in SELECTIONS}
     named = {name: text for name, text in options.items() if name not in CONTEXT and name not in IN_PYTHON}
     heading = Paragraph("keys that are methods of LearnerBuilder:")
     return [Paragraph("keys:"), *entries_of(CONTEXT), Paragraph(""), heading, *entries_of(named)]

@@ -60,6 +60,12 @@ def test_topics_list_all_keys_and_all_classes_of_optax():
     assert max(map(len, [*keys, *optimizers, *schedules])) <= 120
 
 
+def test_keys_of_populations_are_marked():
+    texts = [text for text in map(str, topic_paragraphs("keys")) if "--together only" in text]
+    assert [any(name in text for text in texts) for name in ("halving", "exploit")] == [True, True]
+    assert len(texts) == 2
+
+
 def test_every_topic_has_a_text():
     assert all(len(stored_topic(topic).splitlines()) > 1 for topic in TOPICS)
     with raises_code("cli-help-topic-unknown", "'optimizer'", "'optimizers'"):

@@ -192,7 +192,7 @@ def test_halving_ends_members(learner, write):
     (alone,) = losses("run-sweep-best").values()
     np.testing.assert_allclose(alone, losses("run-sweep")["001-lr=0.05"], rtol=1e-5)
     code, _, err = learner("fit", "line.yaml", "--halving.monitor=train/Loss")
-    assert (code, "use learner sweep" in err) == (2, True)
+    assert (code, "use learner sweep CONFIG --together" in err, "population(lr" in err) == (2, True, False)
 
 
 @pytest.mark.full
