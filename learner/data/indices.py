@@ -18,6 +18,7 @@ def item_number(index: Any, length: int, name: str) -> int:
 
     Raises:
       IndexError: `index` is out of range.
+      TypeError: `index` is not a whole number.
 
     >>> item_number(-1, 5, "Squares")
     4
@@ -25,6 +26,8 @@ def item_number(index: Any, length: int, name: str) -> int:
     Traceback (most recent call last):
     IndexError: item 5 of Squares, which has 5: give 0 to 4, or -5 to -1
     """
+    if isinstance(index, slice):
+        raise TypeError(f"{name} takes the number of one item; its method slice(start, stop, step) selects several")
     number = operator.index(index)
     if not -length <= number < length:
         raise IndexError(f"item {number} of {name}, which has {length}: give 0 to {length - 1}, or -{length} to -1")

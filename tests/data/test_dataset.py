@@ -28,6 +28,13 @@ def test_rows_outside_raise(index):
         ArrayDataset(np.zeros(3))[index]
 
 
+def test_several_rows_have_a_method():
+    data = ArrayDataset(np.arange(3))
+    with pytest.raises(TypeError, match=r"its method slice\(start, stop, step\)"):
+        data[:2]
+    assert list(data.slice(stop=2)) == [0, 1]
+
+
 def test_fractional_row_raises():
     with pytest.raises(TypeError):
         ArrayDataset(np.zeros(3))[1.0]
