@@ -28,7 +28,7 @@ def main(directory: str = "runs/population", num_epochs: int = 10) -> Population
     """Train the members, and print their table and the statistics over seeds."""
     builder = LearnerBuilder(directory, overwrite=True).metrics(Accuracy()).with_batch_size(32).num_epochs(num_epochs)
     builder.population(lr=[3e-4, 3e-3], seed=[0, 1, 2])
-    learner = builder.build(make_model, optax.adamw, 1e-3, train_step=step, valid_step=step)
+    learner = builder.build(make_model, optax.adamw, train_step=step, valid_step=step)
     result = learner.fit(digits("train"), digits("valid"))
     assert isinstance(result, PopulationResult)
     print(result.table("valid/Accuracy"))

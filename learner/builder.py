@@ -363,7 +363,7 @@ class LearnerBuilder:
         Args:
           seed: the seed of initialisation, dropout and every other random key. With several seeds, `build` needs a
             function that returns the model from its random streams: `lambda rngs: Model(rngs=rngs)`.
-          lr: the learning rate; with a schedule, a factor that multiplies it.
+          lr: the learning rate, which `build` then does not need; with a schedule there, a factor that multiplies it.
           zipped: pair lists of equal length instead: the n-th member gets the n-th value of each list.
           size: the number of members if values are drawn: `lr=loguniform(1e-5, 1e-2)`, `uniform(0.0, 0.1)`. The
             draws depend on `seed`, if it is one number.
@@ -917,7 +917,7 @@ class LearnerBuilder:
             `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`,
             and for a learner that only evaluates and predicts.
           lr: a float, a schedule of `learner.schedules` or optax (a function of the optimizer step), or
-            `ReduceOnPlateau(...)`.
+            `ReduceOnPlateau(...)`. A population with rates of its own needs none.
           train: training data, if not given to `fit`.
           valid: validation data, if not given to `fit`.
           train_step: a function `(model, batch)` or `(model, batch, rng)` that returns an output. Default: the model's
@@ -940,8 +940,10 @@ class LearnerBuilder:
         problems = [problem for problem in (wrong_place or member_problem(options),) if problem]
         # A population supports only `fit`, which needs an optimizer.
         only_evaluates = optimizer is None and update is None and options.population is None
-        if only_evaluates and lr is None:
+        if lr is None and only_evaluates:
             lr = 0.0
+        elif lr is None and options.population is not None and options.population.has_rates:
+            lr = 1.0  # the rates of the members replace it
         definition, problems_of_lr = optimizer_definition(None if update else optimizer, lr, update is not None)
         problems += problems_of_lr
         problems += parts.read(options, model, trainable, update, (train_step, valid_step, predict_step))

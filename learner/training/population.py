@@ -108,6 +108,11 @@ class Population:
     def __len__(self) -> int:
         return len(self.members)
 
+    @property
+    def has_rates(self) -> bool:
+        """True if each member has its own learning rate."""
+        return all(LR in member.values for member in self.members)
+
     def with_seed(self, seed: int) -> "Population":
         """Return the population with the builder's seed for members without their own."""
         members = tuple(m if SEED in m.values else dataclasses.replace(m, seed=seed) for m in self.members)

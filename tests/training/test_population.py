@@ -318,6 +318,15 @@ def test_rates_and_keywords_are_applied(four):
     check_member(result[3], descent(0.1, 2, momentum=0.5), 2)
 
 
+def test_members_with_rates_need_none_of_the_learner(tmp_path):
+    step = lambda model, batch: {"loss": model["w"] * batch["x"].mean()}  # noqa: E731
+    build = lambda builder: builder.build({"w": jnp.float32(0)}, optax.sgd, train_step=step)  # noqa: E731
+    result = build(quiet(tmp_path).population(lr=[0.25, 0.5])).fit([{"x": np.ones(2, np.float32)}])
+    assert [float(member.model["w"]) for member in result] == [-0.25, -0.5]
+    with raises_code("learning-rate-value"):
+        build(quiet(tmp_path / "seeds").population(seed=[0, 1]))
+
+
 def test_the_history_of_the_run_has_the_means(four):
     directory, result = four
     for key in ("train/Loss", "valid/Accuracy"):
