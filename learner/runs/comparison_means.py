@@ -23,7 +23,7 @@ from learner.runs.comparison import (
     sort_column,
     sort_rank,
 )
-from learner.runs.spread import FEWEST, Spread
+from learner.runs.spread import FEWEST, Spread, counts_text
 from learner.util.number_checks import is_number
 from learner.util.several import as_several
 from learner.util.text import count, join_names, printable
@@ -69,12 +69,17 @@ class ComparisonMeans(ComparisonTable):
         """
         title = last_part((*self.settings, *self.over))
         columns = [[title(key), *setting_texts(self.rows, key)] for key in self.settings[:settings]]
-        columns.append(["runs", *(str(row["runs"]) for row in self.rows)])
+        columns.append(["runs", *map(self._runs, self.rows)])
         for key in self.metrics:
             columns += self._columns(key)
         columns = [list(map(printable, column)) for column in columns]
         text = fitted_table(columns, width, lambda: _first_columns(columns, width or 0), len(columns))
         return [*text, *self._notes()]
+
+    def _runs(self, row: Row) -> str:
+        """Return the number of runs, and of those with a finite value of any metric if it differs."""
+        counts = [row[f"{key} {_shown(self.rows, key)} count"] for key in self.metrics]
+        return counts_text(max(counts, default=row["runs"]), row["runs"])
 
     def _columns(self, key: str) -> list[list[str]]:
         which = _shown(self.rows, key)
@@ -129,8 +134,8 @@ def compare_means(
       comparison: the runs, as `compare` takes or returns them.
       over: the settings in which the runs of a row differ, by key (`vars.fold`) or the end of it (`fold`). A key stands
         for all keys below it, too.
-      sort: a column to sort by: a metric by its mean, the best first; a setting, `runs` or `seconds`, the smallest
-        first. Default: the order of the comparison.
+      sort: a column to sort by: a metric by its mean, the best first, and rows that lack the value of a run after the
+        others; a setting, `runs` or `seconds`, the smallest first. Default: the order of the comparison.
 
     Raises:
       LearnerError: the runs have no such setting, or several; or there is no such column.
@@ -210,8 +215,14 @@ def _sorted(
     rows: list[Row], sort: str, settings: Sequence[str], metrics: Sequence[str], higher: frozenset[str]
 ) -> list[Row]:
     name = sort_column(sort, [*map(setting_column, settings), "runs", "seconds"], metrics, settings)
-    column = f"{name} {_shown(rows, name)} mean" if name in metrics else name
-    return sorted(rows, key=lambda row: sort_rank(row[column], is_descending=name in higher))
+    if name not in metrics:
+        return sorted(rows, key=lambda row: sort_rank(row[name], is_descending=False))
+    column = f"{name} {_shown(rows, name)}"
+
+    def rank(row: Row) -> tuple[bool, Any]:
+        return row[f"{column} count"] < row["runs"], sort_rank(row[f"{column} mean"], is_descending=name in higher)
+
+    return sorted(rows, key=rank)
 
 
 def _first_columns(columns: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:

@@ -19,6 +19,7 @@ class Spread:
     Attributes:
       values: the values that they have in common.
       count: the number of runs whose value is finite.
+      total: the number of all runs.
       mean: the mean of these values.
       std: the standard deviation (of a sample, with `count - 1`), NaN for one run.
       low: the lower end of the 95 % interval of the mean, by Student's t distribution, NaN for one run.
@@ -27,10 +28,16 @@ class Spread:
 
     values: Mapping[str, Any]
     count: int
+    total: int
     mean: float
     std: float
     low: float
     high: float
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all runs have a finite value."""
+        return self.count == self.total
 
     @classmethod
     def of(cls, values: Mapping[str, Any], numbers: Sequence[float]) -> "Spread":
@@ -48,4 +55,13 @@ class Spread:
         except OverflowError:  # numbers near the greatest float, of runs that diverged
             mean = std = math.nan
         half = student_factor(count) * std / math.sqrt(count) if count > 1 else math.nan
-        return cls(values, count, mean, std, mean - half, mean + half)
+        return cls(values, count, len(numbers), mean, std, mean - half, mean + half)
+
+
+def counts_text(count: int, total: int) -> str:
+    """Return the number of runs with a value, and of all runs if it differs.
+
+    >>> counts_text(4, 4), counts_text(1, 4)
+    ('4', '1 of 4')
+    """
+    return str(total) if count == total else f"{count} of {total}"

@@ -13,7 +13,7 @@ from learner.errors import LearnerError, near
 from learner.runs.flat_config import text_of
 from learner.runs.history import History, Point, read_history
 from learner.runs.layout import read_summary
-from learner.runs.spread import FEWEST, Spread
+from learner.runs.spread import FEWEST, Spread, counts_text
 from learner.steps.population import member_of
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
@@ -130,7 +130,8 @@ class PopulationSummary(Sequence[Spread]):
             interval = f"{short(row.low)} to {short(row.high)}" if row.count >= FEWEST else ""
             std = "" if math.isnan(row.std) else short(row.std)
             mean = short(row.mean) if row.count else "-"
-            table.append([*(_cell(row.values[n]) for n in names), str(row.count), mean, std, *[interval] * shows])
+            members = counts_text(row.count, row.total)
+            table.append([*(_cell(row.values[n]) for n in names), members, mean, std, *[interval] * shows])
         return "\n".join(aligned(table))
 
 

@@ -47,7 +47,7 @@ def test_compare_means_over_seeds(two, learner):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].split() == ["runs", "valid/Loss", "std"]
-    assert lines[1].split() == ["3", "0.7", "0.1414"]  # of 0.6 and 0.8; the third one is infinite
+    assert lines[1].split() == ["2", "of", "3", "0.7", "0.1414"]  # of 0.6 and 0.8; the third one is infinite
     assert lines[-1] == "1 run has no finite value of valid/Loss"
     (row,) = json.loads(learner("compare", "runs", "--over=seed", "--json")[1])
     assert (row["runs"], row["valid/Loss best mean"], row["valid/Loss last mean"]) == (3, 0.7, 0.8)

@@ -519,12 +519,40 @@ def test_members_without_a_finite_value_are_last():
     members = [member(0, 1, "NaN"), member(1, 1, 0.5), member(0, 2, 0.25), member(1, 2, 0.75), failed]
     report = SweepReport("valid/Accuracy", True, members)
     spreads = [spread for spread, _ in report.configurations()]
-    assert [(spread.values["lr"], spread.count, spread.mean) for spread in spreads[:2]] == [(1, 1, 0.5), (2, 2, 0.5)]
+    assert [(spread.values["lr"], spread.count, spread.total, spread.mean) for spread in spreads[:2]] == [
+        (2, 2, 2, 0.5),
+        (1, 1, 2, 0.5),
+    ]
     assert (spreads[2].values, spreads[2].count) == ({"lr": 3}, 0)
-    assert report.best()[1] is members[1]
-    assert report.lines(Path("runs"), "command")[3].split() == ["3", "0", "-"]
-    json.dumps(report.to_json(Path("runs"), None), allow_nan=False)
+    assert report.best()[1] is members[3]
+    assert [line.split()[1:5] for line in report.lines(Path("runs"), "command")[2:4]] == [
+        ["1", "of", "2", "0.5"],
+        ["0", "of", "1", "-"],
+    ]
+    results = report.to_json(Path("runs"), None)
+    json.dumps(results, allow_nan=False)
+    assert [(each["count"], each["total"]) for each in results["configurations"]] == [(2, 2), (1, 2), (0, 1)]
     assert SweepReport("valid/Accuracy", True, [failed]).best() is None
+
+
+def test_configuration_that_lost_members_is_ranked_last_and_the_table_counts_them():
+    """Its remaining member has the best value of all."""
+
+    def member(seed, rate, value):
+        return outcome({"lr": rate, "seed": seed}, {"valid/Loss": (False, value)})
+
+    failed = [Outcome(SweepMember("failed", {"lr": 1, "seed": seed}), None, "not finite") for seed in (1, 2)]
+    members = [member(0, 1, 0.125), *failed, member(3, 1, "NaN"), *(member(seed, 2, 0.5) for seed in range(4))]
+    report = SweepReport("valid/Loss", False, members)
+    assert (report.best()[0].values, report.best()[1]) == ({"lr": 2}, members[4])
+    lines = report.lines(Path("runs"), None)
+    assert [line.split()[:5] for line in lines[1:3]] == [["2", "4", "0.5", "0", "0.5"], ["1", "1", "of", "4", "0.125"]]
+    assert lines[3:7] == [
+        "2 members failed",
+        "1 member has no finite value of valid/Loss",
+        "configurations that lack the value of a member are ranked after the others",
+        "",
+    ]
 
 
 def test_folds_of_a_configuration_are_averaged():

@@ -85,11 +85,19 @@ def test_runs_without_a_value_are_counted(tmp_path, runs):
     means = compare_means(compare(find_runs([tmp_path]), ["Score"]))
     assert (means.rows[0]["runs"], means.rows[0]["unended"], means.rows[0]["valid/Score best count"]) == (4, 1, 3)
     assert means.rows[0]["valid/Score best mean"] == pytest.approx(0.6)
+    assert [line.split()[:5] for line in means.lines()[1:3]] == [
+        ["0.1", "3", "of", "4", "0.6"],
+        ["0.2", "2", "0.95", "0.07071"],
+    ]
     assert means.lines()[3:] == [
         "runs of one row have different numbers of steps, from 2 to 4",
         "1 run has not ended",
         "1 run has no finite value of valid/Score",
     ]
+    write(tmp_path / "b2", 0.2, 2, [float("nan")])
+    write(tmp_path / "c0", 0.3, 0, [0.1])
+    rows = compare_means(compare(find_runs([tmp_path]), ["Score"]), sort="Score").rows
+    assert [row["lr"] for row in rows] == [0.3, 0.2, 0.1]  # complete ones first, although 0.1 is the worst
 
 
 def test_settings_are_named_by_their_ends_and_several_may_repeat(tmp_path):

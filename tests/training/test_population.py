@@ -370,6 +370,8 @@ def test_a_table_has_intervals_with_three_or_more_members():
         "0.1        3        0.75    0.25  0.129 to 1.371",
         "0.2        2       0.625  0.1768",
     ]
+    lost = PopulationSummary("valid/Loss", "seed", [Spread.of({"lr": 0.1}, [0.5, float("nan")])])
+    assert repr(lost).splitlines()[1].split() == ["0.1", "1", "of", "2", "0.5"]
     assert repr(PopulationSummary("valid/Loss", "seed", rows[1:])).splitlines() == [
         "lr   members  valid/Loss     std",
         "0.2        2       0.625  0.1768",

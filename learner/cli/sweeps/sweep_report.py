@@ -16,7 +16,7 @@ from learner.runs.spread import Spread
 from learner.training.monitors import default_monitor
 from learner.training.population_result import PopulationSummary
 from learner.util.json_values import decode, encode
-from learner.util.text import short
+from learner.util.text import count, short
 
 REPEATED = ("seed", "vars.fold")
 """Keys in which the members of a configuration may differ."""
@@ -71,7 +71,7 @@ def longer_members(directory: Path, groups: Sequence[SweepGroup]) -> list[str]:
     for group in groups:
         together = (read_summary(directory / group.name) or {}).get("steps", math.inf) if group.traced else math.inf
         steps = {member.name: (read_summary(directory / member.name) or {}).get("steps", 0) for member in group.members}
-        if names := [f"{name} ({count} steps)" for name, count in steps.items() if count > together]:
+        if names := [f"{name} ({number} steps)" for name, number in steps.items() if number > together]:
             lines.append(f"resumed alone, after the {together} steps of the others: {', '.join(names)}")
     return lines
 
@@ -118,7 +118,8 @@ class SweepReport:
 
     def configurations(self) -> list[tuple[Spread, list[Outcome]]]:
         """Return, for each configuration, the statistics of the best values over its members, which differ only in the
-        seed and the fold, and these members; the best configuration first.
+        seed and the fold, and these members; the best configuration first. Those that lack the value of a member come
+        after the others, because the remaining members may be the lucky ones.
         """
         groups: dict[str, list[Outcome]] = {}
         for outcome in self.outcomes:
@@ -127,10 +128,11 @@ class SweepReport:
             (Spread.of(_configuration(group[0]), [each.best(self.key)[0] for each in group]), group)
             for group in groups.values()
         ]
-        return sorted(spreads, key=lambda pair: self._rank(pair[0].mean))
+        return sorted(spreads, key=lambda pair: self._rank(pair[0].mean, pair[0].is_complete))
 
-    def _rank(self, value: float) -> tuple[bool, float]:
-        return (True, 0.0) if not math.isfinite(value) else (False, -value if self.higher else value)
+    def _rank(self, value: float, is_complete: bool = True) -> tuple[bool, bool, float]:
+        is_finite = math.isfinite(value)
+        return not is_finite, not is_complete, (-value if self.higher else value) if is_finite else 0.0
 
     def best(self) -> tuple[Spread, Outcome] | None:
         """Return the best configuration and its best member, or None if no member has a finite value."""
@@ -144,7 +146,7 @@ class SweepReport:
         one.
         """
         rows = [spread for spread, _ in self.configurations()]
-        lines = [*repr(PopulationSummary(self.key, REPEATED[0], rows)).split("\n"), ""]
+        lines = [*repr(PopulationSummary(self.key, REPEATED[0], rows)).split("\n"), *self._notes(rows), ""]
         best = self.best()
         if best is None:
             return [*lines, f"no member has a finite value of {self.key}"]
@@ -157,6 +159,19 @@ class SweepReport:
             f"its best member: {directory / outcome.member.name}, {self.key} {short(value)} at epoch {epoch}",
             *([] if command is None else [f"by itself: {command}"]),
         ]
+
+    def _notes(self, rows: Sequence[Spread]) -> list[str]:
+        """Return lines about members without a value."""
+        notes = []
+        if failed := sum(bool(each.failure) for each in self.outcomes):
+            notes.append(f"{count(failed, 'member')} failed")
+        others = [each for each in self.outcomes if not each.failure]
+        if missing := sum(not math.isfinite(each.best(self.key)[0]) for each in others):
+            verb = "has" if missing == 1 else "have"
+            notes.append(f"{count(missing, 'member')} {verb} no finite value of {self.key}")
+        if len({row.is_complete for row in rows}) > 1:
+            notes.append("configurations that lack the value of a member are ranked after the others")
+        return notes
 
     def to_json(self, directory: Path, command: str | None) -> dict[str, Any]:
         """Return all results as JSON."""
