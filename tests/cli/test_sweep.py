@@ -454,6 +454,10 @@ def test_results_as_json(learner, swept, config):
         (["--lr=1,2", "--metric_loggers.url=a,b"], ["sweep-key-fixed"]),
         (["--lrr=1,2"], ["config-key-unknown"]),
         (["--lr=1,2", "--metric=valid/Accurcy"], ["sweep-metric-unknown"]),
+        (["--lr=1,2", "--halving.monitor=valid/Lost"], ["monitor-metric"]),
+        (["--lr=1,2", "--exploit.monitor=valid/Lost"], ["monitor-metric"]),
+        (["--lr=1,2", "--early_stopping.monitor=valid/Lost", "--early_stopping.patience=1"], ["monitor-metric"]),
+        (["--lr=1,2", "--with_file_checkpointer.monitor=valid/Lost"], ["monitor-metric"]),
         (["--train.batch_size=2,0"], ["data-number-value"]),
         (
             ["--lr=1,2", "--optimizer.momentun=0,1", "--num_epochs=0,1"],

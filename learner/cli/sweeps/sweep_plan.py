@@ -27,6 +27,7 @@ from learner.events import Listener
 from learner.runs.flat_config import flat
 from learner.runs.journal import OBSERVER_KEYS
 from learner.runs.sweep_file import read_members, refuse_other_sweep, write_sweep
+from learner.training.monitors import set_directions
 from learner.training.population import SEED
 from learner.training.waves import wave_sizes
 from learner.util.json_values import encode
@@ -189,13 +190,14 @@ def sweep_plan(line: Namespace) -> SweepPlan:
     if problems:
         raise one_error(problems, "this sweep cannot be trained", code="sweep-invalid")
     suffix = "" if "directory" in values.shared else "-sweep"
-    directory = Path(_config(content, trials[0]).directory + suffix)
+    first = _config(content, trials[0])
+    directory = Path(first.directory + suffix)
     plan = SweepPlan(paths, values.shared, content, directory, groups, values.metric)
     checked, notes = list[SweepGroup](), list[str]()
     for group in groups:
         try:
             if group.traced:
-                plan.learner(group, with_data=False)  # raises
+                _check_monitors(plan.learner(group, with_data=False), first.splits)  # raises
             checked += plan.in_waves(group, values.waves) if group.traced and values.waves else [group]
         except LearnerError as error:
             if together != "auto":
@@ -284,10 +286,18 @@ def _check(config: RunConfig, metric: str | None, monitor: str | None, mode: str
     """Raise `LearnerError` with the problems of a config, of its data's options, and of the metric."""
     learner = config.learner(with_data=False)
     config.check_data()
+    _check_monitors(learner, config.splits)
     if metric is not None and not metric.startswith("custom/"):  # numbers of hooks are known only once they are logged
         infos = learner.definition.options.metric_infos(config.splits)
         measured = {info.key: {"higher_is_better": info.higher_is_better} for info in infos}
         metric_of(Outcome(SweepMember("", {}), {"metrics": measured}), metric, monitor, mode)
+
+
+def _check_monitors(learner: Any, splits: Sequence[str]) -> None:
+    """Raise `LearnerError` for monitors of metrics that the splits do not have."""
+    valid_splits = [split for split in splits if split != "train"]
+    if problems := set_directions(learner.definition.options, valid_splits, None):
+        raise one_error(problems, "this sweep cannot be trained", code="sweep-invalid")
 
 
 def _option_text(value: Any) -> str:
