@@ -1,32 +1,64 @@
 """`learner sweep`: a run for each combination of values, one after another in one process."""
 
+import collections
 import contextlib
-import dataclasses
+import errno
 import gc
 import json
 import sys
 import time
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from learner.cli.configs.overrides import value_of
 from learner.cli.configs.sweep_groups import SweepGroup
+from learner.cli.sweeps.other_processes import journal_version, nonfinite_failure
 from learner.cli.sweeps.sweep_plan import SweepPlan, monitor_in, sweep_plan
-from learner.cli.sweeps.sweep_report import Outcome, SweepReport, has_ended, longer_members, metric_of
+from learner.cli.sweeps.sweep_report import (
+    Outcome,
+    SweepReport,
+    longer_members,
+    member_notes,
+    metric_of,
+)
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
-from learner.errors import NonFiniteError, OutOfMemoryError
+from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, ProcessError
 from learner.events import Listener
 from learner.runs.layout import read_summary
 from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
+from learner.util.disk import FULL, OF_PROCESS, error_number
 from learner.util.stages import end_stages, note
-from learner.util.text import count, duration, first_line, printable, short
+from learner.util.text import count, duration, first_line, first_sentence, printable, short
 from learner.util.user_warnings import LearnerWarning
 
+IN_USE, NONFINITE = "run-in-use", "step-nonfinite"
+"""The codes of errors of runs that need no other values."""
+OF_MACHINE = (*FULL, *OF_PROCESS, errno.EIO, errno.EROFS)
+"""The numbers of errors that would meet the next members, too."""
 INTERRUPTED = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
 """The exit code for each reason for which a run ends the sweep."""
+
+
+class _End(NamedTuple):
+    """The end of the training of a group.
+
+    Attributes:
+      exit_code: an exit code if the sweep was interrupted, else 0.
+      failure: the error of the group as a text, or an empty one.
+      code: the code of that error.
+      is_fault: True if the error is neither a loss that is not finite nor a lack of memory.
+    """
+
+    exit_code: int = 0
+    failure: str = ""
+    code: str = ""
+    is_fault: bool = False
+
+
+NO_ERROR = _End()
 
 
 def sweep(words: Sequence[str]) -> int:
@@ -39,24 +71,49 @@ def sweep(words: Sequence[str]) -> int:
     for reason in plan.notes:
         note(f"members train one after another: {printable(reason)}")
     progress = _Progress(plan, sys.stderr if line.json else sys.stdout)
-    for group in groups:
-        if has_ended(plan.directory, group):
-            progress.show(group, "kept")
-            continue
-        began = time.monotonic()
-        code, failure = _fit(plan, group, progress.status(group))
-        if code:
-            note("interrupted; the same command resumes the sweep")
-            return code
-        progress.show(group, duration(time.monotonic() - began), failure)
+    if code := _train(plan, groups, progress, is_alone=line.member is not None):
+        note("interrupted; the same command resumes the sweep")
+        return code
     return _finish(plan, progress, as_json=line.json, as_table=line.member is None)
 
 
-def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple[int, str]:
-    """Train a group. Return an exit code if the sweep has to end, and the reason if the group failed.
+def _train(plan: SweepPlan, groups: Sequence[SweepGroup], progress: "_Progress", *, is_alone: bool) -> int:
+    """Train the groups that have not ended. Return an exit code if the sweep was interrupted.
 
-    A loss that is not finite and a lack of memory are caused by the values, so the sweep continues; any other error
-    ends it.
+    Other processes may train groups of the same sweep. A group in use is tried again after the others.
+    """
+    versions = {group.name: journal_version(plan.directory / group.name) for group in groups}
+    queue, postponed = collections.deque(groups), set[str]()
+    while queue:
+        group = queue.popleft()
+        if plan.has_ended(group):
+            progress.show(group, "kept")
+            continue
+        if failure := nonfinite_failure(plan.directory / group.name, since=versions[group.name]):
+            progress.show(group, "trained by another process", _End(failure=failure, code=NONFINITE))
+            continue
+        began = time.monotonic()
+        is_first = is_alone or not progress.outcomes
+        end = _fit(plan, group, progress.status(group), is_alone=is_alone, is_first=is_first)
+        if end.exit_code:
+            return end.exit_code
+        if end.code == IN_USE and group.name not in postponed:
+            postponed.add(group.name)
+            queue.append(group)
+        else:
+            progress.show(group, duration(time.monotonic() - began), end)
+    return 0
+
+
+def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None, *, is_alone: bool, is_first: bool) -> _End:
+    """Train a group. Errors that do not concern this group alone, such as a full disk, are raised.
+
+    Args:
+      plan: the plan of the sweep.
+      group: the group to train.
+      renderer: see `SweepPlan.learner`.
+      is_alone: True if no other group is trained: its use by another process is an error.
+      is_first: True for the first group, whose wrong values, types or shapes are probably those of all.
     """
     try:
         with warnings.catch_warnings():
@@ -64,19 +121,28 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None) -> tuple
             warnings.simplefilter("ignore", LearnerWarning)
             stopped_by = plan.learner(group, renderer=renderer).fit().stopped_by
     except KeyboardInterrupt:
-        return INTERRUPTED["ctrl-c"], ""
+        return _End(INTERRUPTED["ctrl-c"])
     except SystemExit as ended:
         if ended.code != TERMINATED:
             raise
-        return TERMINATED, ""
+        return _End(TERMINATED)
     except (NonFiniteError, OutOfMemoryError) as error:
-        return 0, first_line(error)
+        return _End(failure=first_line(error), code=error.code)
     except Exception as error:
+        if isinstance(error, LearnerError) and not _ends_sweep(error, is_alone, is_first):
+            return _End(failure=first_line(error), code=error.code, is_fault=error.code != IN_USE)
         error.add_note(f"while training {_name_of(group)}")
         raise
     finally:
         gc.collect()  # the next member needs the memory held by reference cycles
-    return INTERRUPTED.get(stopped_by.partition(":")[0], 0), ""
+    return _End(INTERRUPTED.get(stopped_by.partition(":")[0], 0))
+
+
+def _ends_sweep(error: LearnerError, is_alone: bool, is_first: bool) -> bool:
+    if error.code == IN_USE:
+        return is_alone
+    causes = filter(None, (error, error.__cause__))
+    return is_first or isinstance(error, ProcessError) or any(error_number(each) in OF_MACHINE for each in causes)
 
 
 def _name_of(group: SweepGroup) -> str:
@@ -89,12 +155,14 @@ class _Progress:
     Attributes:
       outcomes: the outcomes of the members so far.
       metric: the key of the metric, and True if higher is better; None until a member has ended.
+      has_faults: True if an error was neither a loss that is not finite nor a lack of memory.
     """
 
     def __init__(self, plan: SweepPlan, stream: TextIO):
         self._plan, self._stream = plan, stream
         self.outcomes: list[Outcome] = []
         self.metric: tuple[str, bool] | None = None
+        self.has_faults = False
 
     def status(self, group: SweepGroup) -> Listener | None:
         """Return the renderer of a group's training on a terminal, or None elsewhere."""
@@ -110,36 +178,45 @@ class _Progress:
         members = self._plan.members
         return f"{members.index(member) + 1:{len(str(len(members)))}}/{len(members)}"
 
-    def show(self, group: SweepGroup, time_or_kept: str, failure: str = "") -> None:
+    def show(self, group: SweepGroup, time_or_kept: str, end: _End = NO_ERROR) -> None:
         """Print the lines of the members of a group that has ended."""
+        self.has_faults |= end.is_fault
         for member in group.members:
             outcome = Outcome(member, read_summary(self._plan.directory / member.name))
-            if failure and not (group.traced and outcome.stopped_by):  # members of a population end individually
-                outcome = dataclasses.replace(outcome, summary=None, failure=failure)
+            if end.code == IN_USE:
+                outcome = Outcome(member, None, in_use=True)
+            elif end.failure and not (group.traced and outcome.stopped_by):  # members of a population end individually
+                outcome = Outcome(member, None, end.failure, end.code)
             self.outcomes.append(outcome)
             self._show(outcome, time_or_kept)
 
     def _show(self, outcome: Outcome, time_or_kept: str) -> None:
         if self.metric is None and outcome.summary is not None:
             self.metric = metric_of(outcome, self._plan.metric, *monitor_in(self._plan.content))
-        words = [outcome.failure and f"failed: {outcome.failure}"]
-        if self.metric is not None and not outcome.failure:
+        words = [outcome.failure and f"failed: {first_sentence(outcome.failure)}"]
+        if outcome.in_use:
+            words, time_or_kept = ["in use by another process"], ""
+        elif self.metric is not None and not outcome.failure:
             value, epoch = outcome.best(self.metric[0])
             words = [f"{self.metric[0]} {short(value)}" + (f" at epoch {epoch}" if epoch is not None else "")]
             words.append(outcome.stopped_by)
         end_stages()
-        how = ", ".join([*filter(None, words), time_or_kept])
+        how = ", ".join(filter(None, [*words, time_or_kept]))
         text = f"{self._place(outcome.member)}  {outcome.member.name}  {how}"
         with contextlib.suppress(OSError):  # a sweep continues without its output; printing the results reports it
             print(printable(text), file=self._stream, flush=True)
 
 
 def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bool) -> int:
-    """Print the results, and return the exit code: 1 if all members have failed."""
+    """Print the results. Return the exit code: 1 if all members have failed, or any by a fault."""
+    order = {member.name: number for number, member in enumerate(plan.members)}
+    outcomes = sorted(progress.outcomes, key=lambda outcome: order[outcome.member.name])
     if progress.metric is None:
-        note(f"{count(len(progress.outcomes), 'member')} failed, which is all of them")
-        return 1
-    report = SweepReport(*progress.metric, progress.outcomes)
+        for text in member_notes(outcomes):
+            note(text)
+        note("no member has a result")
+        return 1 if any(each.failure for each in outcomes) else 0
+    report = SweepReport(*progress.metric, outcomes)
     best = report.best()
     command = None if best is None or plan.takes_over else plan.command(best[1].member)
     if as_json:
@@ -147,4 +224,4 @@ def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bo
     elif as_table:
         lines = [*report.lines(plan.directory, command), *longer_members(plan.directory, plan.groups)]
         print("", *map(printable, lines), sep="\n")
-    return 0
+    return int(progress.has_faults)

@@ -63,8 +63,9 @@ values: a list with commas, a range, or a distribution.
   learner sweep run.yaml --lr=loguniform:1e-5:1e-2 --optimizer.weight_decay=uniform:0:0.1 --size=32
 
 Each member is an ordinary run in a directory of its own. The same command again keeps the members that have ended,
-resumes those that were interrupted, and starts the others. At the end it prints the mean over seeds of each
-configuration, and the command that trains the best one by itself."""
+resumes those that were interrupted, and starts the others, also in several processes at once. At the end it prints the
+mean over seeds of each configuration, and the command that trains the best one by itself. The exit code is 1 if all
+members failed, or one by an error other than a loss that is not finite or a lack of memory."""
 
 SWEEP_KEYS = """\
 keys of the config:

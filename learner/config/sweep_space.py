@@ -110,20 +110,20 @@ class SweepSpace:
 
 
 def after_earlier(members: Sequence[SweepMember], earlier: Sequence[SweepMember]) -> Sequence[SweepMember]:
-    """Return the members of a sweep that has grown: the earlier members first, with their names, and then the others. A
-    sweep that lacks an earlier member is returned unchanged.
+    """Return the members of a sweep that has changed: first those that it had earlier, with their names, and then the
+    others. No member gets the number of an earlier one.
 
     >>> one, two = SweepSpace({"seed": [0, 1]}), SweepSpace({"seed": [2, 1, 0]})
     >>> [member.name for member in after_earlier(two.members(), one.members())]
     ['000-seed=0', '001-seed=1', '002-seed=2']
+    >>> [member.name for member in after_earlier(SweepSpace({"seed": [0, 2]}).members(), one.members())]
+    ['000-seed=0', '002-seed=2']
     """
-    by_values = {_values_text(member): member for member in members}
-    known = [by_values.pop(_values_text(member), None) for member in earlier]
-    if not earlier or not all(known):
-        return members
-    rows = [member.values for member in (*known, *by_values.values()) if member is not None]
-    names = [member.name for member in (*earlier, *_numbered(rows)[len(earlier) :])]
-    return tuple(SweepMember(name, row) for name, row in zip(names, rows, strict=True))
+    new = {_values_text(member): member for member in members}
+    known = [(each.name, new.pop(_values_text(each), None)) for each in earlier]
+    rows = [each.values for each in (*earlier, *new.values())]
+    kept = [SweepMember(name, member.values) for name, member in known if member is not None]
+    return (*kept, *_numbered(rows)[len(earlier) :])
 
 
 def _numbered(rows: Sequence[Mapping[str, Any]]) -> tuple[SweepMember, ...]:

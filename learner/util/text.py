@@ -159,6 +159,15 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
+def first_sentence(text: str) -> str:
+    """Return the text up to the first period before a capital letter.
+
+    >>> first_sentence("the loss is 1.5e9. Try a lower rate. Or clip"), first_sentence("a.b is 0")
+    ('the loss is 1.5e9', 'a.b is 0')
+    """
+    return re.split(r"\.\s+(?=[A-Z])", text, maxsplit=1)[0]
+
+
 def utf8_safe(text: str) -> str:
     """Return the text with question marks for characters that UTF-8 cannot encode, but JSON can.
 

@@ -21,11 +21,12 @@ from learner.cli.configs.config import RunConfig
 from learner.cli.configs.sweep_groups import groups_of
 from learner.cli.main import main
 from learner.cli.sweep import sweep
-from learner.cli.sweeps.sweep_plan import sweep_plan
+from learner.cli.sweeps.other_processes import journal_version, nonfinite_failure
+from learner.cli.sweeps.sweep_plan import SweepPlan, sweep_plan
 from learner.cli.sweeps.sweep_report import Outcome, SweepReport, has_ended, metric_of
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
-from learner.errors import LearnerError
+from learner.errors import LearnerError, NonFiniteError, ProcessError
 from learner.runs.find import find_runs
 from learner.runs.history import read_history
 from learner.runs.layout import read_summary
@@ -257,9 +258,9 @@ def test_ended_sweep_does_not_change(learner, swept, config, importable):
     code, out, _ = learner("sweep", config, *SWEEP)
     assert (code, out.count(", kept\n")) == (0, 4)
     assert tree_of(importable) == before
-    with raises_code("sweep-different", "num_epochs was 1 and is 2"):
-        plan_of(config, *SWEEP[:-1], "--num_epochs=2").open()
-    with raises_code("sweep-different", "000-lr=0.1-seed=0 is 000-lr=0.3-seed=0 now"):
+    with raises_code("sweep-different", "train.batch_size was 4 and is 6"):
+        plan_of(config, *SWEEP, "--train.batch_size=6").open()
+    with raises_code("sweep-different", "has trained 000-lr=0.1-seed=0, 001-lr=0.1-seed=1,"):
         plan_of(config, "--lr=0.3,0.05", *SWEEP[1:]).open()
     plan_of(config, *SWEEP, "--renderer=PlainRenderer").open()  # listeners may differ
 
@@ -278,9 +279,9 @@ def test_sweep_grows(learner, swept, config):
     assert [run.directory.name for run in find_runs(["run-sweep"])] == NAMES + new
     content = json.loads(Path("run-sweep/sweep.json").read_text())
     assert [each["directory"] for each in content["members"]] == NAMES + new
-    with raises_code("sweep-different", "6 members", "has 4"):
+    with raises_code("sweep-different", "has trained 004-lr=0.05-seed=2, 005-lr=0.1-seed=2,"):
         plan_of(config, *SWEEP).open()
-    with raises_code("sweep-different", "000-lr=0.1-seed=0 is 000-lr=0.1-seed=1 now"):  # a member is missing
+    with raises_code("sweep-different", "has trained 000-lr=0.1-seed=0,"):  # a member is missing
         plan_of(config, "--lr=0.1,0.05,0.3", "--seed=1..3", "--num_epochs=1").open()
 
 
@@ -389,6 +390,155 @@ def test_tasks_of_a_job_array_may_write_the_sweep_file_at_once(tmp_path, monkeyp
             number += 1
         assert number > 1
         shutil.rmtree(tmp_path / "sweep")
+
+
+SIZES = "--model.size=3,4,3", "--seed=0,1,2", "--zipped", "--num_epochs=1"
+
+
+@pytest.mark.full
+def test_member_with_a_wrong_value_fails_alone_and_may_be_corrected(learner, config, importable):
+    """The data has three features."""
+    code, out, err = learner("sweep", config, *SIZES)
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert re.fullmatch(r"2/3  001-size=4-seed=1  failed: LearnerError: train_step cannot be traced .*, .* s", lines[1])
+    assert (lines[2][:23], lines[6].split()) == ("3/3  002-size=3-seed=2 ", ["4", "0", "of", "1", "-"])
+    assert lines[7].startswith("1 member failed; 001-size=4-seed=1: LearnerError: ")
+    with raises_code("sweep-different", "has trained 000-size=3-seed=0,"):
+        plan_of(config, "--model.size=4,3,3", *SIZES[1:]).open()
+    code, out, err = learner("sweep", config, "--model.size=3,3,3", *SIZES[1:])
+    assert (code, err, out.count(", kept\n")) == (0, "", 2)
+    assert out.splitlines()[2].startswith("3/3  003-size=3-seed=1  valid/Loss ")
+    assert "failed" not in out
+
+
+@pytest.mark.full
+def test_first_member_with_a_wrong_value_ends_the_sweep(learner, config):
+    """The corrected command may have any other settings, because nothing has trained."""
+    code, _, err = learner("sweep", config, "--model.size=4,3")
+    assert (code, "while training 000-size=4" in err) == (2, True)
+    assert not Path("run-sweep/001-size=3").exists()
+    assert learner("sweep", config, "--lr=0.1,0.2", "--num_epochs=1")[0] == 0
+    assert [run.directory.name for run in find_runs(["run-sweep"])] == ["000-lr=0.1", "001-lr=0.2"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ProcessError("gone", code="process-ended")])
+def test_fault_of_the_machine_ends_the_sweep(config, importable, monkeypatch, error):
+    """The first member has ended."""
+
+    class Failing:
+        def fit(self):
+            if isinstance(error, OSError):
+                raise LearnerError("the disk is full", code="run-disk-full") from error
+            raise error
+
+    sweep([config, "--lr=0.1,0.2", "--num_epochs=1", "--member=0"])
+    monkeypatch.setattr(SweepPlan, "learner", lambda *_, **__: Failing())
+    with pytest.raises(LearnerError) as raised:
+        sweep([config, "--lr=0.1,0.2", "--num_epochs=1"])
+    assert raised.value.__notes__ == ["while training 001-lr=0.2"]
+
+
+@pytest.mark.full
+def test_sweep_gets_more_epochs(learner, line_config, workplace):
+    """The members equal runs that `learner resume` makes longer: the schedule has the length of the longer run."""
+    schedule = {"class_path": "Cosine", "init_args": {"first": 0.1}}
+    words = ("sweep", write(line_config, num_epochs=1, lr=schedule), "--seed=0..1")
+    assert learner(*words)[0] == 0
+    shutil.copytree("run-sweep/000-seed=0", "alone")
+    assert learner("resume", "alone", "--trust", "--num_epochs=2")[0] == 0
+    code, out, _ = learner(*words, "--num_epochs=2", "--member=0")
+    assert (code, out.count("at epoch 2, num_epochs")) == (0, 1)
+    alone, member = (read_history(Path(place)) for place in ("alone", "run-sweep/000-seed=0"))
+    assert [alone[key] for key in alone] == [member[key] for key in alone]
+    assert learner(*words, "--num_epochs=2")[1].count(", kept\n") == 1
+    assert [read_summary(run.directory)["epochs"] for run in find_runs(["run-sweep"])] == [2, 2]
+    with raises_code("sweep-different", "num_epochs was 2 and is 1"):
+        plan_of(*words[1:]).open()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from learner.runs.lock import locked
+
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+RELEASE = """
+
+def release(info, model):
+    import os, pathlib, signal
+
+    note = pathlib.Path("holder")
+    if note.exists():
+        os.kill(int(note.read_text()), signal.SIGKILL)
+        os.waitpid(int(note.read_text()), 0)
+        note.unlink()
+"""
+
+
+@contextlib.contextmanager
+def held(directory):
+    """Hold the lock of a directory in another process, whose id is in the file `holder`."""
+    directory.mkdir(parents=True)
+    command = [sys.executable, "-c", HOLD, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        Path("holder").write_text(str(process.pid))
+        yield
+        process.stdin.close()
+
+
+def test_members_in_use_are_left_to_the_other_process(learner, config, importable):
+    words = ("sweep", config, "--lr=0.1,0.2", "--num_epochs=1")
+    plan_of(*words[1:]).open()
+    with held(Path("run-sweep/000-lr=0.1")):
+        code, out, err = learner(*words)
+        assert (code, err) == (0, "")
+        lines = out.splitlines()
+        assert [line.split("  ")[1] for line in lines[:2]] == ["001-lr=0.2", "000-lr=0.1"]
+        assert lines[1].endswith("  in use by another process")
+        assert "1 member is in use by another process, and missing here: 000-lr=0.1" in lines
+        assert lines[lines.index("") + 3].split() == ["0.1", "0", "of", "1", "-"]
+        code, _, err = learner(*words, "--member=0")
+        assert (code, "is in use" in err) == (2, True)
+        results = json.loads(learner(*words, "--json")[1])
+        assert [each["in_use"] for each in results["members"]] == [True, False]
+    code, out, _ = learner(*words)
+    assert (code, out.count(", kept\n"), "in use" in out) == (0, 1, False)
+
+
+@pytest.mark.full
+def test_member_that_is_released_is_trained_at_the_end(learner, line_config, importable):
+    with open("mymodule.py", "a") as file:
+        file.write(RELEASE)
+    path = write(line_config, num_epochs=1, on_epoch_end="mymodule.release")
+    plan_of(path, "--lr=0.1,0.2").open()
+    with held(Path("run-sweep/000-lr=0.1")):
+        code, out, _ = learner("sweep", path, "--lr=0.1,0.2")
+    assert (code, out.count("num_epochs, "), "in use" in out) == (0, 2, False)
+
+
+def test_failure_in_another_process(tmp_path):
+    """Interrupted runs and other errors may have another end here."""
+
+    def append(**entry):
+        with (tmp_path / "journal.jsonl").open("a") as file:
+            file.write(json.dumps({"time": 0.0, "epoch": 1, "step": 1, **entry}) + "\n")
+        return journal_version(tmp_path)
+
+    assert nonfinite_failure(tmp_path, None) == ""
+    start = append(event="start")
+    error = NonFiniteError("the loss isn't finite. Try x", code="step-nonfinite")
+    failed = append(event="error", error=repr(error))
+    expected = "NonFiniteError: the loss isn't finite. Try x"
+    assert [nonfinite_failure(tmp_path, since) for since in (None, start, failed)] == [expected, expected, ""]
+    append(event="error", error=repr(LearnerError("x", code="y")))
+    assert nonfinite_failure(tmp_path, failed) == ""
+    append(event="start")
+    assert nonfinite_failure(tmp_path, failed) == ""
 
 
 def test_error_of_the_users_code_ends_the_sweep(learner, config):
@@ -545,14 +695,16 @@ def test_configuration_that_lost_members_is_ranked_last_and_the_table_counts_the
     def member(seed, rate, value):
         return outcome({"lr": rate, "seed": seed}, {"valid/Loss": (False, value)})
 
-    failed = [Outcome(SweepMember("failed", {"lr": 1, "seed": seed}), None, "not finite") for seed in (1, 2)]
+    failed = [
+        Outcome(SweepMember("failed", {"lr": 1, "seed": seed}), None, "LearnerError: x. Try y") for seed in (1, 2)
+    ]
     members = [member(0, 1, 0.125), *failed, member(3, 1, "NaN"), *(member(seed, 2, 0.5) for seed in range(4))]
     report = SweepReport("valid/Loss", False, members)
     assert (report.best()[0].values, report.best()[1]) == ({"lr": 2}, members[4])
     lines = report.lines(Path("runs"), None)
     assert [line.split()[:5] for line in lines[1:3]] == [["2", "4", "0.5", "0", "0.5"], ["1", "1", "of", "4", "0.125"]]
     assert lines[3:7] == [
-        "2 members failed",
+        "2 members failed; failed: LearnerError: x. Try y",
         "1 member has no finite value of valid/Loss",
         "configurations that lack the value of a member are ranked after the others",
         "",
@@ -578,7 +730,7 @@ def test_folds_of_a_configuration_are_averaged():
 )
 def test_members_that_have_ended(tmp_path, stopped_by, ended):
     (group,) = groups_of([SweepMember("name", {"lr": 1})])
-    assert not has_ended(tmp_path, group)
+    assert not has_ended(tmp_path, group, {})
     (tmp_path / "name").mkdir()
     (tmp_path / "name" / "summary.json").write_text(json.dumps({"stopped_by": stopped_by}))
-    assert has_ended(tmp_path, group) == ended
+    assert has_ended(tmp_path, group, {}) == ended

@@ -322,19 +322,26 @@ def test_unsupported_populations_are_refused_before_writing(write, importable, c
 
 
 @pytest.mark.full
-def test_directory_of_a_joint_sweep_refuses_an_ordinary_one(write):
-    path = write()
-    plan_of(path, "--lr=0.1,0.2", "--together").open()
-    plan_of(path, "--lr=0.1,0.2", "--together").open()
+def test_directory_of_a_joint_sweep_refuses_an_ordinary_one(trained_together):
+    plan_of(trained_together, *TOGETHER).open()
     with raises_code("sweep-different", "sweep.together was true and is -"):
-        plan_of(path, "--lr=0.1,0.2").open()
+        plan_of(trained_together, *TOGETHER[:-1]).open()
 
 
 @pytest.mark.full
-def test_joint_sweep_cannot_grow(write):
-    plan_of(write(), "--lr=0.1,0.2", "--together").open()
-    with raises_code("sweep-different", "2 members", "has 3"):
-        plan_of(write(), "--lr=0.1,0.2,0.3", "--together").open()
+def test_joint_sweep_cannot_grow(trained_together):
+    longer = [f"{option},{value}" for option, value in zip(TOGETHER[:3], (0.2, 8, 0.9), strict=True)]
+    with raises_code("sweep-different", "3 members", "has 4"):
+        plan_of(trained_together, *longer, *TOGETHER[3:]).open()
+
+
+@pytest.mark.full
+def test_joint_sweep_gets_more_epochs(learner, trained_together):
+    before = losses("run-sweep")
+    assert learner("sweep", trained_together, *TOGETHER, "--num_epochs=2")[0] == 0
+    after = losses("run-sweep")
+    assert [len(values) for values in after.values()] == [2, 2, 2]
+    assert {name: values[:1] for name, values in after.items()} == before
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from learner.cli.configs.problems import problems_of
 from learner.cli.configs.schema import NEEDED, PARTS, PROCESS, SWEEP
 from learner.cli.configs.sweep_groups import SweepGroup, groups_of, keyword_of, share_order, singles
 from learner.cli.sweeps.sweep_places import separate_places
-from learner.cli.sweeps.sweep_report import Outcome, metric_of
+from learner.cli.sweeps.sweep_report import Outcome, has_ended, metric_of
 from learner.cli.sweeps.sweep_values import OPTIONS, SweepValues
 from learner.config.distributions import Distribution
 from learner.config.sweep_space import SweepMember, SweepSpace, after_earlier
@@ -107,6 +107,10 @@ class SweepPlan:
             return config.learner(with_data=with_data, renderer=renderer)
         configs = [self._files(member) if with_data else {} for member in group.members]
         return config.learner_of(group.population(configs), with_data=with_data, renderer=renderer)
+
+    def has_ended(self, group: SweepGroup) -> bool:
+        """Return True if a group has nothing left to train."""
+        return has_ended(self.directory, group, {**self.content, **group.values})
 
     def in_waves(self, group: SweepGroup, waves: bool | int) -> list[SweepGroup]:
         """Return the groups of a population's members that train one after another. If memory decides, the data is read

@@ -16,8 +16,12 @@ from learner.runs.spread import Spread
 from learner.training.monitors import default_monitor
 from learner.training.population_result import PopulationSummary
 from learner.util.json_values import decode, encode
-from learner.util.text import count, short
+from learner.util.number_checks import is_int
+from learner.util.text import count, join_names, short
 
+SHOWN = 8  # names in a line
+TRAINED = {"num_epochs": "epochs", "num_steps": "steps"}
+"""The number in a summary to compare with an option of the config."""
 REPEATED = ("seed", "vars.fold")
 """Keys in which the members of a configuration may differ."""
 
@@ -30,11 +34,15 @@ class Outcome:
       member: the member of the sweep.
       summary: the summary of its run, or None.
       failure: the reason why it failed; empty if it did not.
+      code: the code of the error, if it failed.
+      in_use: True if another process trains it.
     """
 
     member: SweepMember
     summary: Mapping[str, Any] | None
     failure: str = ""
+    code: str = ""
+    in_use: bool = False
 
     @property
     def stopped_by(self) -> str:
@@ -52,15 +60,19 @@ class Outcome:
         return (math.nan, None) if point is None else (float(decode(point["value"])), point["epoch"])
 
 
-def has_ended(directory: Path, group: SweepGroup) -> bool:
+def has_ended(directory: Path, group: SweepGroup, content: Mapping[str, Any]) -> bool:
     """Return True if the group has nothing left to train. Members of a population may have ended earlier.
 
     Args:
       directory: the sweep directory.
       group: the group of members.
+      content: the config of the group. If its `num_epochs` or `num_steps` is larger than the number at which the run
+        ended, more is left to train.
     """
-    summary = read_summary(directory / group.name)
-    return summary is not None and str(summary.get("stopped_by")).startswith(ENDS)
+    summary = read_summary(directory / group.name) or {}
+    reason = str(summary.get("stopped_by"))
+    length, number = content.get(reason), summary.get(TRAINED.get(reason, ""))
+    return reason.startswith(ENDS) and not (is_int(length) and is_int(number) and number < length)
 
 
 def longer_members(directory: Path, groups: Sequence[SweepGroup]) -> list[str]:
@@ -162,10 +174,8 @@ class SweepReport:
 
     def _notes(self, rows: Sequence[Spread]) -> list[str]:
         """Return lines about members without a value."""
-        notes = []
-        if failed := sum(bool(each.failure) for each in self.outcomes):
-            notes.append(f"{count(failed, 'member')} failed")
-        others = [each for each in self.outcomes if not each.failure]
+        notes = member_notes(self.outcomes)
+        others = [each for each in self.outcomes if not each.failure and not each.in_use]
         if missing := sum(not math.isfinite(each.best(self.key)[0]) for each in others):
             verb = "has" if missing == 1 else "have"
             notes.append(f"{count(missing, 'member')} {verb} no finite value of {self.key}")
@@ -196,7 +206,25 @@ class SweepReport:
             "steps": None if outcome.summary is None else outcome.summary.get("steps"),
             "stopped_by": outcome.stopped_by or None,
             "failure": outcome.failure or None,
+            "in_use": outcome.in_use,
         }
+
+
+def member_notes(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return a line for each kind of failure, with the whole message of its first member, and one about the members
+    that other processes train.
+    """
+    kinds: dict[str, list[Outcome]] = {}
+    for each in outcomes:
+        if each.failure:
+            kinds.setdefault(each.code, []).append(each)
+    notes = [
+        f"{count(len(group), 'member')} failed; {group[0].member.name}: {group[0].failure}" for group in kinds.values()
+    ]
+    if in_use := [each.member.name for each in outcomes if each.in_use]:
+        members = f"{count(len(in_use), 'member')} {'is' if len(in_use) == 1 else 'are'}"
+        notes.append(f"{members} in use by another process, and missing here: {join_names(in_use, SHOWN)}")
+    return notes
 
 
 def _configuration(outcome: Outcome) -> dict[str, Any]:
