@@ -1,7 +1,7 @@
 """Hyperparameter search with Optuna: a trial is a run, which reports its values and ends early if they are bad."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, NonFiniteError
@@ -55,7 +55,7 @@ def optuna_objective(
 
     Raises:
       LearnerError: Optuna is not installed. Raised by the objective before it trains: the study has the other
-        direction.
+        direction, or several directions.
 
     >>> def make(trial):
     ...     lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)
@@ -69,7 +69,7 @@ def optuna_objective(
     def objective(trial: Any) -> float:
         learner = make(trial)
         definition = learner.definition
-        higher = _direction(definition.options, monitor, trial.study.direction)
+        higher = _direction(definition.options, monitor, trial.study.directions)
         interrupter = definition.options.interrupter or Interrupter()
         loggers = (*definition.options.loggers, _TrialReports(trial, monitor, interrupter))
         definition.options = dataclasses.replace(definition.options, interrupter=interrupter, loggers=loggers)
@@ -87,12 +87,20 @@ def optuna_objective(
     return objective
 
 
-def _direction(options: Options, monitor: str, direction: Any) -> bool:
+def _direction(options: Options, monitor: str, directions: Sequence[Any]) -> bool:
     """Return True if higher is better for the metric; the study must agree. `fit` refuses unknown metrics."""
     infos = {info.key: info for info in options.metric_infos([monitor.partition("/")[0]])}
     higher = monitor in infos and bool(infos[monitor].higher_is_better)
     needed = "maximize" if higher else "minimize"
-    if monitor in infos and direction.name.lower() != needed:
+    if len(directions) > 1:
+        raise LearnerError(
+            f"the study has {len(directions)} directions, and optuna_objective returns one value, the best {monitor}: "
+            f"create_study(direction={needed!r})",
+            code="optuna-direction",
+            monitor=monitor,
+            direction=needed,
+        )
+    if monitor in infos and directions[0].name.lower() != needed:
         raise LearnerError(
             f"{monitor} is better {'higher' if higher else 'lower'}: create_study(direction={needed!r})",
             code="optuna-direction",

@@ -65,6 +65,9 @@ def test_study_with_the_wrong_direction_is_refused(tmp_path):
     objective = optuna_objective(learner_for(tmp_path), shuffled(), shuffled())
     with raises_code("optuna-direction", monitor="valid/Loss", direction="minimize"):
         study_of(0.1, direction="maximize").optimize(objective, n_trials=1)
+    several = optuna.create_study(directions=["minimize", "maximize"])
+    with raises_code("optuna-direction", "2 directions", monitor="valid/Loss", direction="minimize"):
+        several.optimize(optuna_objective(learner_for(tmp_path), shuffled(), shuffled()), n_trials=1)
     with raises_code("monitor-metric"):
         study_of(0.1).optimize(
             optuna_objective(learner_for(tmp_path), shuffled(), shuffled(), "valid/Lost"), n_trials=1
