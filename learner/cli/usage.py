@@ -75,6 +75,7 @@ keys of the config:
   --KEY=0..7              whole numbers, both ends included
   --KEY=loguniform:LOW:HIGH, --KEY=uniform:LOW:HIGH
                           numbers that are drawn, --size of them
+  --KEY=randint:LOW:HIGH  whole numbers that are drawn, both ends included
 
 A section `sweep` of the config has the same keys and options, which the command line overrides; other commands ignore
 it. learner compare DIR shows all members. It trusts CONFIG: the code that it names is imported and run."""

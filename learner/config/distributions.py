@@ -17,17 +17,21 @@ class Distribution:
       low: the lower bound.
       high: the upper bound.
       log: True if the logarithms of the numbers are uniform, rather than the numbers.
+      whole: True if only whole numbers are drawn, each at most once as long as there are others.
     """
 
     low: float
     high: float
     log: bool
+    whole: bool = False
 
     def draws(self, name: str, seed: int, count: int) -> list[float]:
         """Return the numbers for a name. Each name has its own generator, so adding a name does not change the draws of
         other names.
         """
         generator = random.Random(f"{seed}/{name}")
+        if self.whole:
+            return self._whole_draws(generator, count)
         numbers: list[float] = []
         known: set[float] = set()
         for _ in range(count):
@@ -36,6 +40,19 @@ class Distribution:
             # A repeated number keeps all its digits: between narrow bounds, many round to the same number.
             numbers.append(number if rounded in known else rounded)
             known.add(rounded)
+        return numbers
+
+    def _whole_draws(self, generator: random.Random, count: int) -> list[float]:
+        low, high = int(self.low), int(self.high)
+        numbers: list[float] = []
+        known: set[int] = set()
+        for _ in range(count):
+            if len(known) == high - low + 1:
+                known.clear()
+            while (number := generator.randint(low, high)) in known:
+                pass
+            numbers.append(number)
+            known.add(number)
         return numbers
 
     def _draw(self, generator: random.Random) -> float:
@@ -51,7 +68,7 @@ def uniform(low: float, high: float) -> Distribution:
       LearnerError: a bound is not a finite number, or `low` is not below `high`.
 
     >>> uniform(0.0, 0.1)
-    Distribution(low=0.0, high=0.1, log=False)
+    Distribution(low=0.0, high=0.1, log=False, whole=False)
     """
     return Distribution(*_bounds("uniform", low, high), log=False)
 
@@ -64,7 +81,7 @@ def loguniform(low: float, high: float) -> Distribution:
       LearnerError: a bound is not a finite number greater than 0, or `low` is not below `high`.
 
     >>> loguniform(1e-5, 1e-2)
-    Distribution(low=1e-05, high=0.01, log=True)
+    Distribution(low=1e-05, high=0.01, log=True, whole=False)
     """
     low, high = _bounds("loguniform", low, high)
     if low <= 0:
@@ -75,6 +92,23 @@ def loguniform(low: float, high: float) -> Distribution:
             high=high,
         )
     return Distribution(low, high, log=True)
+
+
+def randint(low: float, high: float) -> Distribution:
+    """Return a uniform distribution of whole numbers from `low` to `high`, both included, for sweeps.
+
+    Raises:
+      LearnerError: a bound is not a whole number, or `low` is not below `high`.
+
+    >>> sorted(randint(8, 10).draws("width", seed=0, count=3))
+    [8, 9, 10]
+    """
+    _bounds("randint", low, high)
+    if low != int(low) or high != int(high):
+        raise LearnerError(
+            f"randint({low:g}, {high:g}) needs whole numbers", code="population-range", low=low, high=high
+        )
+    return Distribution(int(low), int(high), log=False, whole=True)
 
 
 def _bounds(name: str, low: Any, high: Any) -> tuple[float, float]:

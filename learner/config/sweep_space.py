@@ -8,15 +8,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from learner.config.distributions import Distribution, loguniform, uniform
-from learner.errors import LearnerError, Problem
+from learner.config.distributions import Distribution, loguniform, randint, uniform
+from learner.errors import LearnerError, Problem, near
 from learner.util.json_values import encode
 from learner.util.number_checks import is_number
 
 MOST = 10_000  # members
 LONGEST_WORD, LONGEST_NAME = 40, 200  # characters of a value in a name, and bytes of a name
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
-DISTRIBUTIONS = {"uniform": uniform, "loguniform": loguniform}
+DISTRIBUTIONS = {"uniform": uniform, "loguniform": loguniform, "randint": randint}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,8 @@ class SweepSpace:
         else:
             pairs = itertools.product(draws, combinations)
         rows = [{key: (a | b)[key] for key in self.columns} for a, b in pairs]
-        _refuse_twice(rows)
+        is_drawn = any(each.whole for each in self.distributions.values())
+        _refuse_twice(rows, "draw fewer, or from wider bounds" if is_drawn else "give each value once")
         return _numbered(rows)
 
 
@@ -148,7 +149,7 @@ def values_of(key: str, items: Sequence[Any]) -> list[Any] | Distribution:
       LearnerError: there are no items, or a range or a distribution is invalid.
 
     >>> values_of("seed", ["0..3", 7]), values_of("lr", ["uniform:0:1"])
-    ([0, 1, 2, 3, 7], Distribution(low=0.0, high=1.0, log=False))
+    ([0, 1, 2, 3, 7], Distribution(low=0.0, high=1.0, log=False, whole=False))
     """
     if not items:
         raise LearnerError(f"{key} has no values: --{key}=1,2", code="sweep-values-empty", key=key)
@@ -159,8 +160,10 @@ def values_of(key: str, items: Sequence[Any]) -> list[Any] | Distribution:
 
 def _distribution(key: str, item: Any) -> Distribution | None:
     name, *bounds = item.split(":") if isinstance(item, str) else [""]
-    if name not in DISTRIBUTIONS or not bounds:
+    if not bounds or (name not in DISTRIBUTIONS and not _is_misspelled(name, bounds)):
         return None
+    if name not in DISTRIBUTIONS:
+        raise LearnerError(f"{key} is {item}: {near(name, [*DISTRIBUTIONS])}", code="sweep-distribution", key=key)
     try:
         low, high = map(float, bounds)
     except ValueError as error:
@@ -171,6 +174,15 @@ def _distribution(key: str, item: Any) -> Distribution | None:
         return DISTRIBUTIONS[name](low, high)
     except LearnerError as error:
         raise LearnerError(f"{key}: {error}", code=error.code, key=key) from error
+
+
+def _is_misspelled(name: str, bounds: Sequence[str]) -> bool:
+    """Return True for a name that resembles a distribution's, with two numbers as bounds."""
+    try:
+        numbers = [*map(float, bounds)]
+    except ValueError:
+        return False
+    return len(numbers) == 2 and near(name, [*DISTRIBUTIONS], "") != ""
 
 
 def _expanded(key: str, item: Any) -> Sequence[Any]:
@@ -201,14 +213,14 @@ def _expanded(key: str, item: Any) -> Sequence[Any]:
     return range(first, last + 1)
 
 
-def _refuse_twice(rows: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_twice(rows: Sequence[Mapping[str, Any]], remedy: str) -> None:
     seen: dict[tuple[Any, ...], int] = {}
     for index, row in enumerate(rows):
         identity = tuple(_identity(value) for value in row.values())
         if identity in seen:
             raise LearnerError(
                 f"the members {seen[identity]} and {index} have the same values, "
-                f"{', '.join(f'{key}={_word(value)}' for key, value in row.items())}: give each value once",
+                f"{', '.join(f'{key}={_word(value)}' for key, value in row.items())}: {remedy}",
                 code="sweep-member-twice",
             )
         seen[identity] = index

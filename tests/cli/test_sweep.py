@@ -593,6 +593,7 @@ def test_results_as_json(learner, swept, config):
         (["--seed=3..1"], ["sweep-range"]),
         (["--lr=loguniform:0:1", "--size=2"], ["population-range"]),
         (["--lr=1,2", "--size=2"], ["sweep-size-unused"]),
+        (["--lr=logunifrm:1e-4:1e-3", "--size=2"], ["sweep-distribution"]),
         (["--lr=uniform:0:1"], ["sweep-size-missing"]),
         (["--lr=uniform:0:1", "--size=0"], ["sweep-option-value"]),
         (["--lr=1,2", "--sweep_seed=a"], ["sweep-option-value"]),

@@ -1,8 +1,10 @@
 """Tests of sweep spaces: lists, ranges, distributions and the resulting members."""
 
+import random
+
 import pytest
 
-from learner.config.distributions import loguniform, uniform
+from learner.config.distributions import loguniform, randint, uniform
 from learner.config.sweep_space import LONGEST_NAME, MOST, SweepSpace, values_of
 from tests.support.codes import raises_code
 
@@ -26,7 +28,10 @@ def codes(space):
         ([[64, 10], None, True], [[64, 10], None, True]),
         (["loguniform:1e-4:1e-1"], loguniform(1e-4, 1e-1)),
         (["uniform:-1:.5"], uniform(-1, 0.5)),
+        (["randint:-2:2"], randint(-2, 2)),
         (["uniform"], ["uniform"]),
+        (["host:1:2"], ["host:1:2"]),
+        (["logunifrm:a:b"], ["logunifrm:a:b"]),
         (["1.5..2"], ["1.5..2"]),
     ],
 )
@@ -47,11 +52,36 @@ def test_values_of_command_line_items(items, values):
         (["uniform:0"], "sweep-distribution"),
         (["uniform:a:b"], "sweep-distribution"),
         ([1, "uniform:0:1"], "sweep-distribution"),
+        (["logunifrm:1e-4:1e-3"], "sweep-distribution"),
+        (["randit:1:2"], "sweep-distribution"),
+        (["randint:0.5:2"], "population-range"),
+        (["randint:2:2"], "population-range"),
     ],
 )
 def test_malformed_values_are_refused(items, code):
     with raises_code(code, "model.width", key="model.width"):
         values_of("model.width", items)
+
+
+def test_misspelled_distribution_is_named():
+    with raises_code("sweep-distribution", "logunifrm:1e-4:1e-3", "did you mean 'loguniform'"):
+        values_of("lr", ["logunifrm:1e-4:1e-3"])
+
+
+def test_whole_numbers_are_drawn_once_as_long_as_there_are_others():
+    drawn = randint(3, 6).draws("width", 0, 10)
+    assert all(type(number) is int for number in drawn)
+    assert [sorted(drawn[:4]), sorted(drawn[4:8])] == [[3, 4, 5, 6]] * 2
+    assert randint(3, 6).draws("width", 0, 5) == drawn[:5]
+    assert all(number % 10**6 for number in randint(10**9, 10**10).draws("seed", 0, 3))  # not rounded to four digits
+    with raises_code("sweep-member-twice", "draw fewer"):
+        SweepSpace({"width": randint(3, 6)}, size=5).members()
+
+
+def test_draws_do_not_change():
+    """Members of old sweeps keep their values: the generator is that of the standard library."""
+    generator = random.Random("0/lr")
+    assert uniform(0, 1).draws("lr", 0, 2) == [float(f"{generator.random():.4g}") for _ in range(2)]
 
 
 def test_the_largest_range_is_accepted():
