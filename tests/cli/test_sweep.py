@@ -166,6 +166,27 @@ def test_every_key_may_have_several_values(importable, config, word, values):
     assert [member.values for member in plan_of(config, word).members] == [{key: value} for value in values]
 
 
+def test_argument_of_each_object_is_set_after_the_object(importable, config):
+    planned = plan_of(config, "--optimizer=SGD,Adam", "--optimizer.clip_norm=1.0", "--num_epochs=1")
+    assert [member.values for member in planned.members] == [
+        {"optimizer": name, "optimizer.clip_norm": 1.0} for name in ("SGD", "Adam")
+    ]
+    assert planned.shared == {"num_epochs": 1}
+    with raises_code("config-arguments-mismatch", "Adam has no argument 'momentum'", "section sweep: optimizer: ["):
+        plan_of(config, "--optimizer=SGD,Adam", "--optimizer.momentum=0.5,0.9")
+
+
+@pytest.mark.full
+def test_objects_with_their_own_arguments(learner, line_config, importable):
+    objects = [{"class_path": "Adam"}, {"class_path": "SGD", "init_args": {"momentum": 0.9}}]
+    path = write(line_config, num_epochs=1, sweep={"optimizer": objects})
+    learners = [plan_of(path).learner(group, with_data=False) for group in plan_of(path).groups]
+    assert [learner.definition.options.config_text.count("momentum: 0.9") for learner in learners] == [0, 1]
+    code, out, _ = learner("sweep", path)
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()[:2]] == ["000-optimizer=Adam", "001-optimizer=SGD"]
+
+
 def test_value_with_commas_inside_is_one_value(importable, config):
     planned = plan_of(config, "--lr=0.1,0.2", "--with_file_checkpointer={keep_last: 1, keep_best: 2}", "--metrics=[]")
     assert planned.shared == {"with_file_checkpointer": {"keep_last": 1, "keep_best": 2}, "metrics": []}

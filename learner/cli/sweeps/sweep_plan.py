@@ -279,11 +279,22 @@ def _config_problems(
             config = _config({**unknown, **content}, values, needed=needed)
             config.check() if broken else _check(config, metric, *monitor_in(content))
         except LearnerError as error:
-            problems |= {str(problem): problem for problem in problems_of(error)}
+            problems |= {str(problem): _with_hint(problem, values) for problem in problems_of(error)}
         except Exception as error:
             error.add_note(f"while checking {' '.join(f'--{key}={_option_text(x)}' for key, x in values.items())}")
             raise
     return list(problems.values())
+
+
+def _with_hint(problem: Problem, values: Mapping[str, Any]) -> Problem:
+    """Return a problem; of an argument that only some of the objects accept, with the way to give it to those."""
+    objects = [key for key in values if any(other.startswith(f"{key}.") for other in values)]
+    key = next((key for key in objects if problem.startswith(f"{key}.")), None)
+    if key is None or problem.code != "config-arguments-mismatch":
+        return problem
+    example = "[{class_path: A}, {class_path: B, init_args: {b: 1}}]"
+    text = f"{problem}. For arguments of one class only, list whole objects in the section sweep: {key}: {example}"
+    return Problem(text, code=problem.code, **problem.fields)
 
 
 def _check(config: RunConfig, metric: str | None, monitor: str | None, mode: str | None) -> None:

@@ -101,7 +101,9 @@ def _columns(
         try:
             _refuse_fixed(key)
             values = values_of(key, items)
-            if not isinstance(values, Distribution) and len(values) == 1:
+            # A member's value replaces the whole object, and so an argument that was set before it.
+            is_argument = any(key.startswith(f"{parent}.") for parent in columns)
+            if not isinstance(values, Distribution) and len(values) == 1 and not is_argument:
                 shared[key] = values[0]
             elif key.partition(".")[0] in ("directory", *OBSERVER_KEYS):
                 raise LearnerError(f"{key} has one value in a sweep", code="sweep-key-fixed", key=key)
