@@ -31,11 +31,11 @@ from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
 from learner.util.disk import FULL, OF_PROCESS, error_number
 from learner.util.stages import end_stages, note
-from learner.util.text import count, duration, first_line, first_sentence, printable, short
+from learner.util.text import count, duration, first_sentence, printable, short
 from learner.util.user_warnings import LearnerWarning
 
 IN_USE, NONFINITE = "run-in-use", "step-nonfinite"
-"""The codes of errors of runs that need no other values."""
+"""Codes of errors."""
 OF_MACHINE = (*FULL, *OF_PROCESS, errno.EIO, errno.EROFS)
 """The numbers of errors that would meet the next members, too."""
 INTERRUPTED = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
@@ -127,15 +127,20 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None, *, is_al
             raise
         return _End(TERMINATED)
     except (NonFiniteError, OutOfMemoryError) as error:
-        return _End(failure=first_line(error), code=error.code)
+        return _End(failure=_text_of(error), code=error.code)
     except Exception as error:
         if isinstance(error, LearnerError) and not _ends_sweep(error, is_alone, is_first):
-            return _End(failure=first_line(error), code=error.code, is_fault=error.code != IN_USE)
+            return _End(failure=_text_of(error), code=error.code, is_fault=error.code != IN_USE)
         error.add_note(f"while training {_name_of(group)}")
         raise
     finally:
         gc.collect()  # the next member needs the memory held by reference cycles
     return _End(INTERRUPTED.get(stopped_by.partition(":")[0], 0))
+
+
+def _text_of(error: LearnerError) -> str:
+    """Return the type and the message of an error, which may have several lines, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _ends_sweep(error: LearnerError, is_alone: bool, is_first: bool) -> bool:
