@@ -1,6 +1,5 @@
 """Members of a sweep that other processes train at the same time."""
 
-import ast
 import os
 from pathlib import Path
 
@@ -33,4 +32,5 @@ def nonfinite_failure(directory: Path, since: Version | None) -> str:
     status, kind = RunReader(directory).status, NonFiniteError.__name__
     if status.word != "failed" or not status.why.startswith(f"{kind}("):
         return ""
-    return f"{kind}: {ast.literal_eval(status.why.removeprefix(kind))}"
+    text = status.why.removeprefix(f"{kind}(").removesuffix(")")[1:-1]  # without the quotes of its repr
+    return f"{kind}: {text}".partition("\\n")[0]
