@@ -1,5 +1,6 @@
 """Batches of other libraries and of iterables: a position is restored from a state of the data, or by skipping."""
 
+import abc
 import contextlib
 import copy
 import functools
@@ -93,6 +94,23 @@ class StatefulSource(Source):
             return None
         get = pair[0]
         return lambda: to_json(get(), self.split) if self._keeps else None
+
+
+class CompositeStream(abc.ABC):
+    """An iterable that reads other data, its parts, and whose iterators have positions in them."""
+
+    @property
+    @abc.abstractmethod
+    def parts(self) -> list[Any]:
+        """Return the data that it reads."""
+
+    @abc.abstractmethod
+    def end_epoch(self, state: Any) -> None:
+        """Go to the end of an epoch, where an iterator had this state: parts may carry states into the next one.
+
+        Raises:
+          LearnerError: the state is that of other data.
+        """
 
 
 class IterableSource(StatefulSource):
@@ -341,17 +359,21 @@ class IterableSource(StatefulSource):
         if _is_of_beginning(state) or is_of_datasets(state):
             return None
         data = self._make()
-        anew = getattr(data, "starts_anew", False)  # a mixture of streams without a size
-        if _is_of_grain(data) or is_stream(data) or anew:
+        if _is_of_grain(data) or is_stream(data):
             return None  # its iterators carry no state into the next; workers or a network take seconds to start
         try:
+            if isinstance(data, CompositeStream):
+                if self._unpeek is not None:  # for parts that had no state when the epoch ended
+                    self._unpeek(lambda text: None)
+                data.end_epoch(from_json(state))
+                return None
             batches, positioned = self._iterator(data, epoch, self.batches or 0, state)
         except LearnerError as error:
             # No batch of an epoch is lost or repeated, and the data may differ on purpose.
             warn(
                 f"the {self.split} data does not take back the state that it had at the end of epoch {epoch}: "
-                f"{error.__cause__!r}. Epoch {epoch + 1} starts without it, and may have another order than without "
-                "the interruption"
+                f"{error.__cause__ or error!r}. Epoch {epoch + 1} starts without it, and may have another order than "
+                "without the interruption"
             )
             if self._unpeek is not None:
                 self._unpeek(lambda text: None)  # if it takes back no state at all, the warning above suffices
@@ -369,6 +391,8 @@ def rewinder(data: Any) -> Callable[[], None]:
     data = data.data if isinstance(data, PerProcess) else data
     if isinstance(data, Iterator):
         return lambda: None
+    if isinstance(data, CompositeStream):
+        return _call_each([rewinder(part) for part in data.parts])
     generators = _generators(data)
     states, put_state_back = states_of(generators), _state_rewinder(data)
 
@@ -383,6 +407,8 @@ def _state_rewinder(data: Any) -> Callable[[Callable[[str], None]], None]:
     """Return a function that puts data back into the present state of its own methods, if it has them. It calls its
     argument with a warning if the data does not take the state back.
     """
+    if isinstance(data, CompositeStream):
+        return _call_each([_state_rewinder(part) for part in data.parts])
     # Those of PyTorch start their workers if they are asked for a state before they are read.
     is_known = type(data).__module__.partition(".")[0] in ("grain", "torch", "torchdata")
     pair = None if is_known else state_methods(data)
@@ -402,6 +428,16 @@ def _state_rewinder(data: Any) -> Callable[[Callable[[str], None]], None]:
                 )
 
     return rewind
+
+
+def _call_each(functions: list[Callable[..., None]]) -> Callable[..., None]:
+    """Return a function that calls all functions with its arguments."""
+
+    def call(*arguments: Any) -> None:
+        for function in functions:
+            function(*arguments)
+
+    return call
 
 
 def _generators(data: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from learner.data.iterable_source import CompositeStream
 from learner.data.mixture import stream
 from learner.data.packing import Pack, common_lengths
 from learner.data.padding import arrays, check_dicts, check_fields, names_of
@@ -13,7 +14,7 @@ from learner.errors import LearnerError
 from learner.util.number_checks import check_int
 
 
-class PackedStream:
+class PackedStream(CompositeStream):
     """Token sequences of any length, packed into rows of one length: a stream of rows, for `stream`.
 
     A sequence that does not fit into a row begins the next row, also across batches. With `split`, sequences are cut at
@@ -73,6 +74,15 @@ class PackedStream:
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iterator reads, from 0."""
         self.items.set_epoch(epoch)
+
+    @property
+    def parts(self) -> list[Any]:
+        """Return the mixture of the sequences."""
+        return [self.items]
+
+    def end_epoch(self, state: Any) -> None:
+        """See `CompositeStream`."""
+        self.items.end_epoch(state.get("items") if isinstance(state, dict) else state)
 
     def __iter__(self) -> "PackedRows":
         return PackedRows(self)

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from learner.data.batcher import Batcher, stack
 from learner.data.data_fingerprint import LONGEST, name_of
 from learner.data.dataset import Dataset, adapter, chain_text, read_item
-from learner.data.iterable_source import IterableSource
+from learner.data.iterable_source import CompositeStream, IterableSource
 from learner.data.iterator_state import from_json
 from learner.data.mixture_checks import check_fields, check_source_field
 from learner.data.mixture_draws import MixtureDraws
@@ -23,7 +23,7 @@ BLOCK = 2**16  # draws made at once, among which each source has its share
 EXHAUSTED = ("stop", "repeat", "drop")
 
 
-class StreamMixture:
+class StreamMixture(CompositeStream):
     """Rows drawn from several streams, made by `mix`, or from one, made by `stream`. It yields items; `batch` returns
     the same rows in batches.
 
@@ -56,7 +56,7 @@ class StreamMixture:
         self.sources = [StreamSource(repr(name), None, None, False, stream) for name, stream in named]
         self.warn: Callable[[str], None] = logging.getLogger("learner.data").warning
         self.epoch = 1
-        self.after: dict[str, Any] | None = None  # the position after the latest epoch, where the next one begins
+        self.after: dict[str, Any] | None = None  # the state of the latest epoch's iterator at its end
         self.streams: list[Stream] = []  # read up to `after`
 
     def batch(self, batch_size: int, batcher: Batcher = stack, drop_last: bool = False) -> Self:
@@ -93,6 +93,16 @@ class StreamMixture:
         """Set the number of the epoch that the next iterator reads, from 0."""
         self.epoch = epoch + 1
 
+    @property
+    def parts(self) -> list[Any]:
+        """Return the data of the sources."""
+        return [source.data for source in self.sources]
+
+    def end_epoch(self, state: Any) -> None:
+        """See `CompositeStream`."""
+        _check_state(state, self.names)
+        self.after, self.streams = state, []
+
     def describe_state(self, state: Any) -> str:
         """Return one line about the rows that were read up to a state of an iterator."""
         counts = {name: state["sources"][name]["total"] for name in self.names}
@@ -122,41 +132,43 @@ class StreamMixtureIterator(Iterator[Any]):
         self._mixture = mixture
         place = {"walk": mixture.epoch, "rows": 0, "total": 0, "ended": False, "state": None}
         fresh = {"epoch": mixture.epoch, "draw": 0, "sources": dict.fromkeys(mixture.names, place)}
-        self.set_state({**(after or fresh), "made": 0})
+        self.set_state({**(after or fresh), "made": 0, "over": False})
         if after is not None and mixture.streams:
             # Only one iterator continues the open streams; another one opens its own.
             self._streams, mixture.streams = mixture.streams, []
+        if after is not None and after["made"] != mixture.size:
+            self._restart()
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch returned last."""
         places = {name: stream.place() for name, stream in zip(self._mixture.names, self._streams, strict=True)}
-        return {"epoch": self._epoch, "draw": self._draw, "made": self._count, "sources": places}
+        return {"epoch": self._epoch, "draw": self._draw, "made": self._count, "over": self._over, "sources": places}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to the position that `get_state` returned. Sources are opened when their first row is drawn."""
         names = self._mixture.names
-        if not {"epoch", "draw", "made", "sources"} <= set(state):
-            raise LearnerError("the state does not belong to a mixture of streams", code="data-mixture-state-malformed")
-        if set(state["sources"]) != set(names):
-            raise LearnerError(
-                f"the mixture has the sources {', '.join(names)}, but its saved state has "
-                f"{', '.join(state['sources'])}",
-                code="data-mixture-state-differs",
-            )
+        _check_state(state, names)
         self._epoch, self._draw, self._count = state["epoch"], state["draw"], state["made"]
         self._streams = [
             Stream(name, source, state["sources"][name], self._mixture.warn)
             for name, source in zip(names, self._mixture.sources, strict=True)
         ]
-        self._over, self._numbers = False, (-1, np.zeros(0, np.int64))
+        self._over = state.get("over", False)  # older states do not have it
+        self._numbers = -1, np.zeros(0, np.int64)
         self._first: dict[str, Any] = {}  # rows, by source
+
+    def _restart(self) -> None:
+        """Begin all sources again."""
+        self._epoch, self._draw, self._over, self._numbers = self._mixture.epoch, 0, False, (-1, np.zeros(0, np.int64))
+        for stream in self._streams:
+            stream.restart(self._epoch)
 
     def __next__(self) -> Any:
         mixture, items = self._mixture, list[Any]()
         while len(items) < (mixture.batch_size or 1) and (item := self._row()) is not None:
             items.append(item[0])
         if not items or (mixture.drop_last and len(items) < (mixture.batch_size or 1)):
-            mixture.after, mixture.streams = (None, []) if self._over else (self.get_state(), self._streams)
+            mixture.after, mixture.streams = self.get_state(), self._streams
             raise StopIteration
         return items[0] if mixture.batch_size is None else mixture.batcher(items)
 
@@ -197,6 +209,17 @@ class StreamMixtureIterator(Iterator[Any]):
         return item if field is None else {**item, field: np.int32(number)}
 
 
+def _check_state(state: Any, names: Sequence[str]) -> None:
+    """Raise `LearnerError` if a state is not one of a mixture of streams with these names."""
+    if not isinstance(state, dict) or not {"epoch", "draw", "made", "sources"} <= set(state):
+        raise LearnerError("the state does not belong to a mixture of streams", code="data-mixture-state-malformed")
+    if set(state["sources"]) != set(names):
+        raise LearnerError(
+            f"the mixture has the sources {', '.join(names)}, but its saved state has {', '.join(state['sources'])}",
+            code="data-mixture-state-differs",
+        )
+
+
 class Stream:
     """One source of a mixture, and the position in it.
 
@@ -210,6 +233,7 @@ class Stream:
         self._name, self._source, self._warn = name, source, warn
         self._walk, self._rows, self._total = place["walk"], place["rows"], place["total"]
         self._state, self.ended = place["state"], place["ended"]
+        self._in_place = False  # True if the source itself has the state already
         self._items: Any = None
 
     def place(self) -> dict[str, Any]:
@@ -219,11 +243,16 @@ class Stream:
         place = {"walk": self._walk, "rows": self._rows, "total": self._total, "ended": self.ended}
         return {**place, "state": self._state}
 
+    def restart(self, walk: int) -> None:
+        """Go to the beginning of a pass. The source keeps its own state, such as that of a random generator."""
+        self._state, self._in_place = self.place()["state"], self._in_place or self._items is not None
+        self._walk, self._rows, self._total, self.ended, self._items = walk, 0, 0, False, None
+
     def read(self, repeats: bool) -> tuple[Any] | None:
         """Return the next row, in a tuple; None at the end. A source that `repeats` restarts instead."""
         try:
             if self._items is None:
-                self._open(self._rows, self._state)
+                self._open(self._rows, None if self._in_place else self._state)
             row = next(self._items, self)
             if row is self and repeats and self._rows:
                 self._walk, self._rows = self._walk + 1, 0
@@ -261,6 +290,11 @@ class StreamSource(IterableSource):
 
     _keeps = True
     _unit = "rows"
+
+    @property
+    def data(self) -> Any:
+        """Return the data that the user passed."""
+        return self._data
 
     @property
     def name(self) -> str:

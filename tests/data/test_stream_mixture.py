@@ -5,10 +5,12 @@ import itertools
 import json
 
 import grain
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from learner.data import DataLoaderBuilder, mix, stack, stream
+from learner.data import DataLoaderBuilder, PackedStream, mix, stack, stream
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
 from tests.data.test_hugging_face import Stream
@@ -153,6 +155,81 @@ def test_every_state_leads_to_the_same_rows(mode):
                 assert with_states(resumed, epoch + 1) == epochs[epoch]
     assert {text.partition(")")[0] for text in warned} == {"the 'a' data (Rows", "the 'b' data (generator"}
     assert all("rows of epoch" in text for text in warned)
+
+
+class Turns:
+    """Rows whose position, and number of passes, are a state of the iterable itself."""
+
+    def __init__(self, count, first=0):
+        self.count, self.first, self.next, self.turn = count, first, 0, 0
+
+    def __iter__(self):
+        while self.next < self.count:
+            self.next += 1
+            yield item(self.first + 100 * self.turn + self.next - 1)
+        self.next, self.turn = 0, self.turn + 1
+
+    def state_dict(self):
+        return {"next": self.next, "turn": self.turn}
+
+    def load_state_dict(self, state):
+        self.next, self.turn = state["next"], state["turn"]
+
+
+def of_turns(**options):
+    return mix({"a": Turns(14), "b": Turns(9, 5000)}, weights={"a": 0.7, "b": 0.3}, **options).batch(4)
+
+
+class Sequences(Turns):
+    def __iter__(self):
+        return ({"x": np.full(2, row["x"])} for row in super().__iter__())
+
+
+TURNS = {
+    "stream": lambda: stream(Turns(14)).batch(4),
+    "stream, exactly in batches": lambda: stream(Turns(8)).batch(4),
+    "stop": of_turns,
+    "drop": lambda: of_turns(exhausted="drop"),
+    "stop, with a size": lambda: of_turns(size=10),
+    "drop, with a size": lambda: of_turns(size=10, exhausted="drop"),
+    "repeat": lambda: of_turns(size=10, exhausted="repeat"),
+    "packed": lambda: stream(PackedStream(Sequences(14), length=5)).batch(2),
+    "packed, cut": lambda: stream(PackedStream(Sequences(14), length=5, split=True)).batch(2),
+}
+
+
+@pytest.mark.parametrize("make", TURNS.values(), ids=TURNS)
+def test_source_with_its_own_state_loses_no_rows(make):
+    """Neither the batch that is read ahead nor the rows after the end of an epoch, in the run or after resuming."""
+    whole = open_with_state(make())
+    epochs = [with_states(whole, epoch) for epoch in (1, 2, 3, 4)]
+    for epoch, batches in enumerate(epochs, 1):
+        for done in range(epoch == 1, len(batches) + 1):
+            state = batches[done - 1][1] if done else epochs[epoch - 2][-1][1]
+            resumed = open_with_state(make())
+            assert with_states(resumed, epoch, done, state) == batches[done:]
+            for later in range(epoch + 1, 5):
+                assert with_states(resumed, later) == epochs[later - 1]
+
+
+def test_passes_of_a_source_with_its_own_state():
+    whole = open_with_state(TURNS["stream"]())
+    assert [[batch for batch, _ in with_states(whole, epoch)] for epoch in (1, 2)] == [
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13]],
+        [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109, 110, 111], [112, 113]],
+    ]
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_overview_moves_no_source(tmp_path, name):
+    def first_row(model, batch):
+        return {"loss": (model["w"] * batch["x"].ravel()[0].astype(jnp.float32)).sum()}
+
+    data = TURNS[name]()
+    builder = quiet(tmp_path / "run").num_epochs(1)
+    learner = builder.build({"w": jnp.zeros(1)}, optax.sgd, 0.1, train_step=first_row)
+    learner.overview(data, compiled=False)
+    assert [batch["x"].tolist() for batch in data] == [batch["x"].tolist() for batch in TURNS[name]()]
 
 
 needs_datasets = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
@@ -359,3 +436,14 @@ def test_state_of_another_mixture():
 def test_malformed_state():
     with raises_code("data-mixture-state-malformed"):
         iter(mix({"a": Rows(0, 3), "b": Rows(0, 3)})).set_state({"next": 3})
+
+
+@pytest.mark.parametrize("state", [{"next": 3}, [1], None])
+def test_state_of_other_data_at_the_end_of_an_epoch(state):
+    """Resuming there continues without it, as with any other data."""
+    other = with_states(open_with_state(mix({"other": Rows(0, 3)}).batch(4)), 1)[-1][1]
+    for data in (stream(Rows(0, 8)).batch(4), stream(PackedStream(Sequences(4), length=2)).batch(4)):
+        warned = []
+        resumed = open_with_state(data)
+        assert len(with_states(resumed, 2, 0, other if state is None else state, warned.append)) > 0
+        assert ["does not take back the state" in text for text in warned] == [True]

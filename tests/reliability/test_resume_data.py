@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from learner import Interrupter
-from learner.data import DataLoaderBuilder, mix, stack, view
+from learner.data import DataLoaderBuilder, mix, stack, stream, view
 from learner.events import Listener, Message
 from tests.support.codes import raises_code
 from tests.support.runs import ROWS as ALL
@@ -266,11 +266,31 @@ def mixture_of_streams():
     return mix(streams, weights=[1, 2], size=ROWS, exhausted="repeat").batch(SIZE)
 
 
+class Walking:
+    """Items in an order that turns from pass to pass, with a state of the iterable rather than of its iterators."""
+
+    def __init__(self):
+        self.state = {"next": 0, "turn": 0}
+
+    def __iter__(self):
+        while self.state["next"] < ROWS:
+            self.state["next"] += 1
+            yield ITEMS[(5 * self.state["turn"] + self.state["next"]) % ROWS]
+        self.state = {"next": 0, "turn": self.state["turn"] + 1}
+
+    def state_dict(self):
+        return dict(self.state)
+
+    def load_state_dict(self, state):
+        self.state = dict(state)
+
+
 KINDS = {
     "augmented": augmented,
     "mixture": mixture,
     "mixture of arrays": resident_mixture,
     "mixture of streams": mixture_of_streams,
+    "stream with a state": lambda: stream(Walking()).batch(SIZE),
     "own": Shuffling,
     "function": lambda: Shuffling().__iter__,
     "Grain's MapDataset": grain_map,
@@ -327,7 +347,7 @@ def some(kinds, chosen):
 
 # Within the second epoch. By default a loader of this package; the test of other data resumes a foreign one with a
 # state, and the test after a crash resumes a mixture of arrays.
-CHOSEN = {("function's argument", 3), ("mixture of streams", 5)}
+CHOSEN = {("function's argument", 3), ("mixture of streams", 5), ("stream with a state", 3)}
 
 
 @pytest.mark.parametrize(("kind", "step"), some(KINDS, CHOSEN))
