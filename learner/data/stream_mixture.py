@@ -182,6 +182,10 @@ class StreamMixtureIterator(Iterator[Any]):
                 stream.ended = self._mixture.exhausted == "drop"
                 shares = zip(self._streams, self._mixture.draws.probabilities, strict=True)
                 self._over = not stream.ended or all(each.ended for each, share in shares if share)
+                if self._over and not self._count:
+                    # The previous epoch took the last rows without reading on. Sources without rows have raised.
+                    self._restart()
+                    continue
             if not self._over:
                 self._draw += 1  # an epoch that has ended must also be at its end after resuming
             if item is not None:

@@ -130,6 +130,17 @@ def test_epoch_with_a_size_continues_the_last_one():
     assert next(one)["x"].tolist() == next(two)["x"].tolist() == [116, 117, 118, 119]
 
 
+@pytest.mark.parametrize("size", [4, 8])
+def test_epoch_may_take_the_last_rows_of_a_source(size):
+    """The next epoch then begins the source again, as after any other end."""
+    last, make = 8 // size, lambda: open_with_state(stream(Rows(0, 8), size=size).batch(4))
+    source = make()
+    read = [with_states(source, epoch) for epoch in range(1, 2 * last + 1)]
+    assert [len(batches) for batches in read] == [size // 4] * len(read)
+    assert [rows for batches in read for rows, _ in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    assert with_states(make(), last + 1, 0, read[last - 1][-1][1], list) == read[last]
+
+
 # -- positions ---------------------------------------------------------------------------------------------------------
 
 MODES = {
@@ -188,6 +199,9 @@ class Sequences(Turns):
 TURNS = {
     "stream": lambda: stream(Turns(14)).batch(4),
     "stream, exactly in batches": lambda: stream(Turns(8)).batch(4),
+    "size of the source": lambda: stream(Turns(8), size=8).batch(4),
+    "size of half the source": lambda: stream(Turns(8), size=4).batch(4),
+    "drop, size of the sources": lambda: of_turns(size=23, exhausted="drop"),
     "stop": of_turns,
     "drop": lambda: of_turns(exhausted="drop"),
     "stop, with a size": lambda: of_turns(size=10),
