@@ -4,10 +4,10 @@ The journal belongs to the training process, which may truncate it. Evaluations 
 while the run trains, so they have their own file, with lines of the same form:
 
     {"event": "evaluation", "time": 1769860800.5, "epoch": 17, "step": 765, "values": {"test/Loss": 0.07},
-     "metrics": {"test/Loss": {"unit": "", "higher_is_better": false}}}
+     "metrics": {"test/Loss": {"unit": "", "higher_is_better": false}}, "starts": 1}
 
-`epoch` and `step` belong to the checkpoint. `metrics` has the unit and the direction of each value. If two lines have
-the same split and step, the later one counts.
+`epoch` and `step` belong to the checkpoint. `metrics` has the unit and the direction of each value. `starts` is the
+number of lines `start` that the journal had. If two lines have the same split and step, the later one counts.
 """
 
 import json
@@ -60,7 +60,8 @@ def record_evaluation(
       time: now, in seconds since 1970 (UTC).
     """
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
-    fields = {"time": time, "epoch": epoch, "step": step, "values": values, "metrics": metrics}
+    starts = len(_starts(_journal_of(directory)))
+    fields = {"time": time, "epoch": epoch, "step": step, "values": values, "metrics": metrics, "starts": starts}
     line = json.dumps(encode({"event": EVALUATION, **fields}), allow_nan=False).encode() + b"\n"
     path = directory / NAME
     refuse_special(path)
@@ -106,15 +107,10 @@ def read_evaluations(directory: Path, journal: Iterable[Mapping[str, Any]] | Non
         return []
     lines = (line.removesuffix(b"\n") for line in read_lines(path))
     entries = [entry_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-    if journal is None:
-        journal = [entry for _, entry in read_journal(directory)] if (directory / MARK).exists() else []
-    starts = [(entry.get("time"), entry.get("step")) for entry in journal if entry.get("event") == "start"]
-    again = [(time, step) for time, step in starts if is_finite(time) and is_int(step)]
+    starts = _starts(_journal_of(directory) if journal is None else journal)
     newest: dict[tuple[str, int], dict[str, Any]] = {}
     for entry in entries:
-        if entry.get("event") != EVALUATION or any(
-            time > entry["time"] and step < entry["step"] for time, step in again
-        ):
+        if entry.get("event") != EVALUATION or any(step < entry["step"] for step in _steps_of_later(starts, entry)):
             continue
         for split in _splits_of(entry):
             of_split = {
@@ -123,6 +119,24 @@ def read_evaluations(directory: Path, journal: Iterable[Mapping[str, Any]] | Non
             }
             newest[split, entry["step"]] = {**entry, **of_split}
     return sorted(newest.values(), key=lambda entry: int(entry["step"]))
+
+
+def _journal_of(directory: Path) -> list[dict[str, Any]]:
+    return [entry for _, entry in read_journal(directory)] if (directory / MARK).exists() else []
+
+
+def _starts(journal: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the lines that each start of the run wrote. Resuming removes none of them."""
+    return [entry for entry in journal if entry.get("event") == "start"]
+
+
+def _steps_of_later(starts: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> list[int]:
+    """Return the steps at which a run started after an evaluation."""
+    if is_int(count := evaluation.get("starts")) and count >= 0:
+        later = starts[count:]
+    else:  # a line of an older version, which only the clocks can order
+        later = [start for start in starts if is_finite(time := start.get("time")) and time > evaluation["time"]]
+    return [step for start in later if is_int(step := start.get("step"))]
 
 
 def evaluated_steps(directory: Path, splits: Iterable[str]) -> set[int]:

@@ -66,9 +66,25 @@ def test_malformed_line_is_skipped(tmp_path, change):
         assert read_evaluations(tmp_path) == []
 
 
-@pytest.mark.parametrize(("began", "step", "stays"), [(150.0, 5, False), (150.0, 10, True), (50.0, 5, True)])
+STARTS = [{"event": "start", "time": 500.0, "step": 0}, {"event": "start", "time": 600.0, "step": 15}]
+
+
+@pytest.mark.parametrize(("step", "stays"), [(5, False), (10, True)])
+@pytest.mark.parametrize("began", [50.0, 700.0])
 def test_later_start_before_the_checkpoint_invalidates_it(tmp_path, began, step, stays):
+    """Whatever the clocks of the two processes show."""
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in STARTS))
     record(tmp_path, 10, 0.5)
+    assert len(read_evaluations(tmp_path)) == 1
+    journal = [*STARTS, {"event": "start", "time": began, "step": step}]
+    assert len(read_evaluations(tmp_path, journal)) == stays
+
+
+@pytest.mark.parametrize(("began", "step", "stays"), [(150.0, 5, False), (150.0, 10, True), (50.0, 5, True)])
+def test_older_line_is_ordered_by_time(tmp_path, began, step, stays):
+    record(tmp_path, 10, 0.5)
+    path = tmp_path / evaluations.NAME
+    path.write_text(path.read_text().replace(', "starts": 0', ""))
     journal = [{"event": "start", "time": began, "step": step}]
     assert len(read_evaluations(tmp_path, journal)) == stays
 
