@@ -220,4 +220,5 @@ def _float(cell: str) -> float:
     value = float(_numeral(cell))
     if math.isinf(value) and any(map(str.isdigit, cell)):
         raise ValueError(f"{cell} is too large")
-    return value
+    # Large ids beside fractions stay integers, to be told from large measurements.
+    return int(cell) if abs(value) >= 2**53 and cell.strip().lstrip("+-").isdigit() else value

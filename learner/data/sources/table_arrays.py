@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from learner.data.dataset import Dataset
 from learner.data.input_files import PathLike, present_files
 from learner.data.sources.column_spec import ColumnSpec
 from learner.errors import LearnerError, near, one_error
+from learner.util.user_warnings import warn
 
 MOST_PROBLEMS = 5
 DEEPEST = 32  # nested lists, which are the axes of an array
@@ -30,6 +31,7 @@ class Table(ArrayDataset):
 
     Attributes:
       labels: for each field with labels the texts, in the order of their numbers.
+      rounded: for columns whose whole numbers were rounded to float32 a warning.
 
     >>> table = Table({"label": np.array([1, 0], np.int32)}, {"label": ("cat", "dog")})
     >>> table.labels["label"][table[0]["label"]]
@@ -38,6 +40,7 @@ class Table(ArrayDataset):
 
     def __init__(self, arrays: Any, labels: Mapping[str, Sequence[str]]) -> None:
         super().__init__(arrays)
+        self.rounded: dict[str, str] = {}
         self.labels = {field: tuple(names) for field, names in labels.items()}
 
     def __repr__(self) -> str:
@@ -69,6 +72,7 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
     if not len(next(iter(cells.values()))):
         raise LearnerError(f"{what} has no rows", code="data-without-rows")
     problems: list[str] = []
+    rounded: dict[str, str] = {}
     arrays: dict[str, np.ndarray] = {}
     labels: dict[str, Sequence[str]] = {}
     for field in spec.fields:
@@ -79,7 +83,7 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
             labels[field] = names_in(texts, spec.missing is not None) if names is None else list(map(str, names))
         parts = []
         for name in columns:
-            column = Column(name, field, cells[name], place, problems)
+            column = Column(name, field, cells[name], place, problems, rounded)
             if field in labels:
                 part = column.codes(labels[field], spec.labels[field] is not None, spec.unknown.get(field))
             else:
@@ -94,11 +98,15 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
             code="data-columns-unreadable",
             more=max(0, len(problems) - MOST_PROBLEMS),
         )
-    return Table(arrays, labels)
+    result = Table(arrays, labels)
+    result.rounded = rounded
+    return result
 
 
 def read_files(paths: list[PathLike] | PathLike, what: str, read: Callable[[Path], Table]) -> Table:
-    """Return the rows of one or several files, concatenated; see `present_files`."""
+    """Return the rows of one or several files, concatenated; see `present_files`. Warn once for each column of which
+    whole numbers are rounded.
+    """
     files = present_files(paths, what)
     named: list[tuple[str, Table]] = []
     for file in files:
@@ -108,7 +116,10 @@ def read_files(paths: list[PathLike] | PathLike, what: str, read: Callable[[Path
             # Programs that write a table in parts also write empty ones.
             if error.code != "data-without-rows" or (file == files[-1] and not named):
                 raise
-    return join_tables(named)
+    joined = join_tables(named)
+    for text in joined.rounded.values():
+        warn(text)
+    return joined
 
 
 def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
@@ -139,6 +150,9 @@ def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
                 code="data-files-differ",
             )
     labels, arrays = {}, {}
+    rounded: dict[str, str] = {}
+    for table in tables:
+        rounded = {**table.rounded, **rounded}  # of the first file
     for field in shapes[0]:
         parts = [table.arrays[field] for table in tables]
         texts = [table.labels[field] for table in tables if field in table.labels]
@@ -148,7 +162,14 @@ def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
             labels[field] = tuple(sorted(set(itertools.chain(*texts))))
             parts = [_renumbered(field, *pair, labels[field]) for pair in zip(parts, texts, strict=True)]
         arrays[field] = _concatenated(field, parts)
-    return Table(arrays, labels)
+        for part in parts:
+            if part.dtype.kind in "iu" and arrays[field].dtype == np.float32:
+                with np.errstate(invalid="ignore"):
+                    differs = part.astype(np.float32).astype(part.dtype) != part
+                _note_rounded(field, field, part[differs], rounded)
+    result = Table(arrays, labels)
+    result.rounded = rounded
+    return result
 
 
 def _renumbered(field: str, codes: np.ndarray, texts: Sequence[str], names: Sequence[str]) -> np.ndarray:
@@ -217,6 +238,7 @@ class Column:
     values: Any
     place: Place
     problems: list[str]
+    rounded: dict[str, str]
 
     def codes(self, names: Sequence[str], listed: bool, unknown: int | None) -> np.ndarray:
         """Return the number of each text in `names`, int32, and `unknown` for others, if given. `listed`: the user has
@@ -262,7 +284,7 @@ class Column:
         int32 and float32 if the numbers fit, or the array unchanged if the column was an array.
         """
         if dtype is None:
-            return array if array is self.values else _narrow(array)
+            return array if array is self.values else self._narrowed(array)
         if array.dtype == dtype or self.problems:
             return array
         with np.errstate(invalid="ignore", over="ignore"):
@@ -271,6 +293,22 @@ class Column:
         for row in np.flatnonzero(~same.reshape(len(same), -1).all(axis=1)):
             self._add_problem(int(row), f"{array[row].tolist()} does not fit into {dtype}")
         return result
+
+    def _narrowed(self, array: np.ndarray) -> np.ndarray:
+        narrow = _narrow(array)
+        if narrow.dtype == np.float32 and not self.problems:
+            self._note_rounded(array.ravel(), narrow.ravel())
+        return narrow
+
+    def _note_rounded(self, wide: np.ndarray, narrow: np.ndarray) -> None:
+        """Note whole numbers that differ as float32. Beyond 2**53 each float64 is one: there only integers count."""
+        rows = np.flatnonzero((np.abs(wide) > 2**24) & (wide == np.rint(wide)) & np.isfinite(wide))
+        rows = rows[(narrow[rows] != wide[rows]) | (np.abs(wide[rows]) >= 2**53)]
+        if not len(rows):
+            return
+        values = np.array(self.values, object).ravel()[rows]
+        whole = [x for x in values if type(x) is int or (type(x) is float and abs(x) < 2**53)]
+        _note_rounded(self.name, self.field, whole, self.rounded)
 
     def _no_numbers(self, values: Sequence[Any]) -> None:
         any_number = any(isinstance(value, int | float) for value in values)
@@ -326,6 +364,17 @@ def _all_numbers(value: list[Any], depth: int) -> bool:
     if list in kinds:
         return depth > 1 and all(_all_numbers(item, depth - 1) for item in value if isinstance(item, list))
     return kinds <= {bool, int, float}
+
+
+def _note_rounded(name: str, field: str, whole: Iterable[Any], rounded: dict[str, str]) -> None:
+    """Add a warning for a column if one of its whole numbers differs as float32."""
+    first = next((int(x) for x in whole if int(np.float32(x)) != int(x)), None)
+    if first is not None:
+        rounded[name] = (
+            f"column {name!r} holds {first}, which is {np.float32(first):.0f} as float32, the type of a column with "
+            "fractions: give ids as integers, in a separate column, and subtract the first time from times. For "
+            f"measurements, dtypes={{{field!r}: 'float32'}} hides this warning"
+        )
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:

@@ -180,11 +180,25 @@ def test_files_of_a_pattern_are_joined_by_name(write):
     write("x,kind\n1,dog\n2,cat\n", "part-1.csv")
     write("x,kind\n0.5,ant\n", "part-3.csv")
     directory = write("x,kind\n16777217,dog\n", "part-2.csv").parent
-    joined = csv(directory / "part-*.csv", labels=["kind"])
+    with pytest.warns(UserWarning, match="column 'x' holds 16777217"):
+        joined = csv(directory / "part-*.csv", labels=["kind"])
     assert joined.labels == {"kind": ("ant", "cat", "dog")}
     assert joined.arrays["kind"].tolist() == [2, 1, 2, 0]
     np.testing.assert_array_equal(joined.arrays["x"], np.array([1, 2, 16777217, 0.5], np.float32))
     assert {field: array.dtype for field, array in joined.arrays.items()} == {"x": np.float32, "kind": np.int32}
+
+
+def test_rounded_whole_numbers_warn_once_per_column(write, tmp_path):
+    """Of all files together. Texts of digits are ids, also beyond 2**53; 1e17 is a measurement."""
+    first = write("id,time,x\n16777217,9007199254740993,1e17\n1.5,0.5,2\n").rename(tmp_path / "b.csv")
+    second = write("id,time,x\n1.5,2,3\n16777219,3,4\n")
+    with pytest.warns(UserWarning, match="as float32") as warned:
+        table = csv([first, second])
+    assert [str(each.message).partition(" as ")[0] for each in warned] == [
+        "column 'id' holds 16777217, which is 16777216",
+        "column 'time' holds 9007199254740993, which is 9007199254740992",
+    ]
+    assert table.arrays["x"].tolist() == np.float32([1e17, 2, 3, 4]).tolist()
 
 
 def test_files_of_a_list_are_joined_in_its_order(write):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learner.data.sources.column_spec import parse_columns
-from learner.data.sources.table_arrays import Table, table
+from learner.data.sources.table_arrays import Table, join_tables, table
 from tests.support.codes import raises_code
 
 
@@ -148,3 +148,45 @@ def test_hints_for_texts(text, hint):
     """Labels would lose the order of dates, so the hint for dates is another one."""
     with raises_code("data-columns-unreadable", repr(text), hint):
         make_table({"a": [text]})
+
+
+@pytest.mark.parametrize(
+    ("values", "first"),
+    [
+        ([3, 16777217, 1.5], 16777217),
+        ([16777217.0, None, 1.5], 16777217),
+        ([-9007199254740993, 0.5], -9007199254740993),
+        ([[16777217, 0.5], [1, 2]], 16777217),
+    ],
+)
+def test_rounded_whole_numbers_are_noted(values, first):
+    read = make_table({"id": values}, missing=0)
+    assert read.arrays["id"].dtype == np.float32
+    (text,) = read.rounded.values()
+    assert f"column 'id' holds {first}, which is {int(np.float32(first))} as float32" in text
+    for dtype in ("float32", "float64"):
+        assert make_table({"id": values}, missing=0, dtypes={"id": dtype}).rounded == {}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [16777216, 16777218, 1.5],
+        [16777217, 3],
+        [16777217.5, 1e30, float("nan"), float("inf")],
+        [2.0**60 + 2.0**20, 1.5],
+        [9007199254740993, 1e39],
+        np.array([16777217.0, 1.5]),
+    ],
+)
+def test_exact_numbers_and_measurements_are_not_noted(values):
+    assert make_table({"x": values}).rounded == {}
+
+
+def test_rounding_in_some_of_several_files_is_noted():
+    ids, fractions = make_table({"x": [3, 16777217]}), make_table({"x": [1.5]})
+    for tables in ([ids, fractions], [fractions, ids]):
+        joined = join_tables([(str(number), each) for number, each in enumerate(tables)])
+        assert joined.arrays["x"].dtype == np.float32
+        assert "'x' holds 16777217" in joined.rounded["x"]
+    assert join_tables([("a", fractions), ("b", make_table({"x": [3, 16777216]}))]).rounded == {}
