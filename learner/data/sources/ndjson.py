@@ -1,17 +1,20 @@
 """JSON lines: an object on every line."""
 
+import collections
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from learner.data.input_files import MemoryBudget, PathLike, opened
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, read_files, table
+from learner.data.sources.table_arrays import MOST_PROBLEMS, SHOWN, Table, read_files, table
 from learner.errors import LearnerError, one_error
 
 LONGEST = 2**26  # bytes of a line
 # Bytes: of a value in a list, of a mapping with some keys, of an item of a column, of a byte of a text.
 VALUE, DICT, POINTER, TEXT = 72, 200, 8, 4
+PAIR = 64  # of a key and its value before their object is made
 PARSED = 1 + 2 * TEXT  # of a byte of a line while it is parsed: the line, its text, and the text of a value in it
 
 
@@ -41,8 +44,8 @@ def json_lines(
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: a file or key does not exist; a file needs too much memory; lines are not objects or values do not
-        fit (the message has their lines).
+      LearnerError: a file or key does not exist; a file needs too much memory; lines are not objects, have a key
+        twice or numbers that are too large, or values do not fit (the message has their lines).
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "a.jsonl")
@@ -66,7 +69,7 @@ def json_lines(
                     break
                 if line.strip():
                     budget.reserve(_bytes_of(line))
-                    budget.require((PARSED - TEXT) * len(line))
+                    budget.require((PARSED - TEXT) * len(line) + PAIR * line.count(b":"))
                     value = _object(line)
                     if isinstance(value, dict):
                         objects.append(value)
@@ -95,9 +98,29 @@ def _bytes_of(line: bytes) -> int:
 def _object(line: bytes) -> dict[str, Any] | str:
     """Return the object of a line, or the text of an error."""
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_float=_float, object_pairs_hook=_dict)
+    except _RefusedError as error:
+        return str(error)
     except json.JSONDecodeError as error:  # its line number is relative to this line
         return f"it is not JSON ({error.msg}, at character {error.pos + 1})"
     except (ValueError, RecursionError) as error:  # ValueError: invalid UTF-8, and very long numbers
         return f"it is not JSON ({error})"
     return value if isinstance(value, dict) else f"it is a {type(value).__name__}, not an object"
+
+
+class _RefusedError(ValueError):
+    """JSON that Python's parser accepts and changes: numbers become infinite, and values of equal keys are lost."""
+
+
+def _float(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise _RefusedError(f"{text[:SHOWN]} is too large")
+    return value
+
+
+def _dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        [(key, _)] = collections.Counter(key for key, _ in pairs).most_common(1)
+        raise _RefusedError(f"it has the key {key[:SHOWN]!r} twice")
+    return value

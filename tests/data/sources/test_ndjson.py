@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 
 import pytest
 
@@ -60,6 +61,8 @@ def test_missing_keys(write):
         ([{"a": 1}, '{"a" 2}'], "data-file-malformed", ("2", "':'", "6")),
         ([{"a": 1}, b'{"a": "\xff"}'], "data-file-malformed", ("2",)),
         ([{"a": 1}, '{"a": ' + "9" * 5000 + "}"], "data-file-malformed", ("2",)),
+        ([{"a": 1}, '{"a": [1e400]}'], "data-file-malformed", ("2", "1e400")),
+        ([{"a": 1}, '{"a": 1, "b": 2, "a": 3}'], "data-file-malformed", ("2", "'a' twice")),
         ([{"a": 1}, "[" * 100_000], "data-file-malformed", ("2",)),
         ([{"a": 1}, {"a": "x"}], "data-columns-unreadable", ("2", "'a'", "'x'")),
         ([{"a": [1]}, "", {"a": [1, 2]}], "data-columns-unreadable", ("3", "'a'", "[2]")),
@@ -70,6 +73,12 @@ def test_missing_keys(write):
 def test_errors_name_the_line(write, lines, code, values):
     with raises_code(code, *values):
         json_lines(write(*lines))
+
+
+def test_rounded_whole_numbers_warn(write):
+    with pytest.warns(UserWarning, match="'id' holds 9007199254740993, which is 9007199254740992 as float32"):
+        json_lines(write({"id": 9007199254740993}, {"id": 0.5}))
+    assert json_lines(write({"x": math.inf}, {"x": 0.5})).arrays["x"].tolist() == [math.inf, 0.5]
 
 
 def test_unknown_key_and_missing_file(write):
