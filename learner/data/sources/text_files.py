@@ -1,5 +1,6 @@
 """Text files: line by line, or as windows of bytes or characters."""
 
+import codecs
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ LEVELS = ("bytes", "characters")
 class Lines(Dataset):
     """The lines of a text file without line ends, each read from the disk on access.
 
-    A view (`map`) or a batcher converts them to numbers.
+    A view (`map`) or a batcher converts them to numbers. A byte order mark of UTF-8 is no part of the first line.
 
     Args:
       path: the path of the file.
@@ -55,6 +56,8 @@ class Lines(Dataset):
         if not len(ends) or ends[-1] != len(self._bytes) - 1:
             ends = np.append(ends, len(self._bytes))
         self._starts, self._ends = np.append(0, ends[:-1] + 1), ends
+        mark = codecs.lookup(encoding).name == "utf-8" and self._bytes[:3].tobytes() == codecs.BOM_UTF8
+        self._starts[0] = 3 if mark else 0
         self._numbers = np.arange(len(ends))  # of the remaining lines, from 0
         if skip_blank:
             self._numbers = np.array([i for i in self._numbers if self._raw(i).strip()], np.int64)

@@ -27,6 +27,8 @@ def write(tmp_path):
         ("one\r\n\r\ntwo\r\n", ["one", "", "two"]),
         ("\n", [""]),
         ("ä\u2028b\nü\n", ["ä\u2028b", "ü"]),
+        ("\ufeffone\n\ufefftwo", ["one", "\ufefftwo"]),  # a byte order mark, and a character
+        ("\ufeff", [""]),
     ],
 )
 def test_lines(write, monkeypatch, content, lines, chunk):
@@ -41,6 +43,8 @@ def test_skip_blank_and_encoding(write):
     assert list(read) == ["ä", "b"]
     assert list(pickle.loads(pickle.dumps(read))) == ["ä", "b"]
     assert len(pickle.dumps(Lines(write("x" * 10_000)))) < 2000
+    assert list(Lines(write("\ufeff \na"), skip_blank=True)) == ["a"]
+    assert list(Lines(write(b"\xef\xbb\xbfa"), encoding="latin-1")) == ["ï»¿a"]
 
 
 def test_lines_with_a_batcher(write):
