@@ -1,5 +1,6 @@
 """Batches as NumPy arrays that can be put on a device."""
 
+import dataclasses
 import functools
 import zlib
 from typing import Any
@@ -41,6 +42,7 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
             f"a batch of the {split} data cannot be read as arrays: {error}", code="batch-not-arrays", split=split
         ) from error
     for name, array in arrays.items():
+        _refuse_dataclass(name, array, split)
         if array.dtype.kind in "OUSMm" or array.dtype.names:
             raise LearnerError(
                 f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers: "
@@ -65,8 +67,28 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
             split=split,
         )
     if not next(iter(shapes.values()))[0]:
-        raise LearnerError(f"a batch of the {split} data has 0 rows", code="batch-without-rows", split=split)
+        raise LearnerError(
+            f"a batch of the {split} data has 0 rows, so it has no mean and no gradient: let the loader skip such "
+            "batches, as after a filter",
+            code="batch-without-rows",
+            split=split,
+        )
     return jax.tree.unflatten(jax.tree.structure(batch), list(arrays.values()))
+
+
+def _refuse_dataclass(name: str, array: np.ndarray, split: str) -> None:
+    """Raise `LearnerError` for dataclasses that JAX does not know, of which NumPy makes arrays of objects."""
+    value = array.flat[0] if array.dtype == object and array.size else None
+    if dataclasses.is_dataclass(value):
+        kind = type(value).__qualname__
+        raise LearnerError(
+            f"{field_text(name) + ' of a ' if name else 'a '}{split} batch holds a {kind}, a dataclass that is not a "
+            "pytree of JAX: decorate the class with jax.tree_util.register_dataclass, above @dataclass, or give a dict "
+            "of its fields",
+            code="batch-dataclass",
+            split=split,
+            kind=kind,
+        )
 
 
 def refuse_keys(arrays: PyTree) -> None:

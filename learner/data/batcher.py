@@ -1,6 +1,6 @@
 """Batchers: functions that turn a list of items into a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -61,12 +61,13 @@ class ItemError(LearnerError):
 
 
 def stack(items: Sequence[Any]) -> Any:
-    """Stack items of one structure and of equal shapes along a new first axis: the default batcher.
+    """Stack items of one structure, of equal shapes and of one kind along a new first axis: the default batcher.
 
     Dicts, tuples and other pytrees keep their structure; a list of numbers counts as an array.
 
     Raises:
-      LearnerError: items differ in structure or shapes; the message names them.
+      LearnerError: items differ in structure, shapes, or types such that NumPy would change them; the message names
+        them.
 
     >>> stack([{"x": [1.0, 2.0], "y": 0}, {"x": [3.0, 4.0], "y": 1}])
     {'x': array([[1., 2.],
@@ -94,7 +95,7 @@ def stack(items: Sequence[Any]) -> Any:
         refuse_keys(items[0])
         raise
     except ValueError:
-        _check_shapes(items)
+        _check_columns(items)
         raise
 
 
@@ -107,32 +108,78 @@ def _fields(item: Any) -> str:
 def _join(column: Sequence[Any]) -> np.ndarray:
     for values in column if isinstance(column[0], np.ma.MaskedArray) else ():
         refuse_masked("an item", values)  # np.stack drops masks
-    return np.stack(column) if np.ndim(column[0]) else np.array(column)  # np.stack is slow for numbers
+    joined = np.stack(column) if np.ndim(column[0]) else np.array(column)  # np.stack is slow for numbers
+    if joined.dtype.kind in "USf" and _is_changed(column, joined.dtype.kind):
+        raise ValueError("the items of a batch differ in type")  # `_check_columns` names them
+    return joined
+
+
+def _is_changed(column: Sequence[Any], kind: str) -> bool:
+    """Return True if NumPy has changed values: numbers to texts, or integers without a common type to floats; or if it
+    dropped the last characters of texts.
+    """
+    if kind == "f":
+        return _kind(column[0]) in "biu" and {*map(_kind, column)} <= {"b", "i", "u"}
+    return {*map(_kind, column)} != {kind} or any(map(_ends_in_nul, column))
+
+
+def _kind(value: Any) -> str:
+    return np.asarray(value).dtype.kind
+
+
+def _ends_in_nul(value: Any) -> bool:
+    return isinstance(value, str | bytes) and value[-1:] in ("\0", b"\0")
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _check_shapes(items: Sequence[Any]) -> None:
-    """Raise an `ItemError` that names the items of each shape, for the first field with several shapes."""
+def _check_columns(items: Sequence[Any]) -> None:
+    """Raise an `ItemError` that names items, for the first field with several shapes, or types that NumPy changes."""
     fields = jax.tree_util.tree_leaves_with_path(items[0], is_leaf=_is_list)
     columns = zip(*(jax.tree.leaves(item, is_leaf=_is_list) for item in items), strict=True)
     for (path, _), column in zip(fields, columns, strict=True):
-        by_shape: dict[str, list[int]] = {}
-        for number, leaf in enumerate(column):
-            by_shape.setdefault(_shape(leaf), []).append(number)
+        name, by_shape = field_name(path), _numbers_by(_shape, column)
         if len(by_shape) > 1 or UNEVEN in by_shape:
-            shapes: list[str | int] = []
-            for place, (shape, numbers) in enumerate(list(by_shape.items())[:MOST_NAMED]):
-                joint = "" if not place else ", and " if place == len(by_shape) - 1 else ", "
-                shapes += [f"{joint}{shape} in ", *numbered(numbers)]
-            more = f", and {len(by_shape) - MOST_NAMED} more shapes" if len(by_shape) > MOST_NAMED else ""
             hint = "; give DataLoaderBuilder a batcher that pads or cuts them"
             raise ItemError(
-                [f"items of a batch differ in shape: {field_name(path)} is ", *shapes, more, hint],
+                [f"items of a batch differ in shape: {name} is ", *_named(by_shape, "shapes"), hint],
                 code="batch-item-shapes-differ",
             ) from None
+        by_kind = _numbers_by(_type_name, column)
+        if len(by_kind) > 1 and _is_changed(column, np.array(column).dtype.kind):
+            hint = "; convert them to one type, as in learner.data.view(items).map(fn)"
+            raise ItemError(
+                [f"items of a batch differ in type: {name} is ", *_named(by_kind, "types"), hint],
+                code="batch-item-types-differ",
+            ) from None
+        if ends := [number for number, value in enumerate(column) if _ends_in_nul(value)]:
+            hint = " ends in a NUL, which NumPy's arrays of texts drop: encode it as numbers"
+            raise ItemError([f"{name} of ", *numbered(ends), hint], code="batch-item-ends-in-nul") from None
+
+
+def _numbers_by(key: Callable[[Any], str], column: Sequence[Any]) -> dict[str, list[int]]:
+    """Return the numbers of the values by their keys."""
+    numbers: dict[str, list[int]] = {}
+    for number, value in enumerate(column):
+        numbers.setdefault(key(value), []).append(number)
+    return numbers
+
+
+def _named(by_key: dict[str, list[int]], what: str) -> list[str | int]:
+    """Return parts of an `ItemError`: each key with its items."""
+    parts: list[str | int] = []
+    for place, (key, numbers) in enumerate(list(by_key.items())[:MOST_NAMED]):
+        joint = "" if not place else ", and " if place == len(by_key) - 1 else ", "
+        parts += [f"{joint}{key} in ", *numbered(numbers)]
+    return parts + ([f", and {len(by_key) - MOST_NAMED} more {what}"] if len(by_key) > MOST_NAMED else [])
+
+
+def _type_name(value: Any) -> str:
+    """Return the name of a dtype, without the lengths of texts."""
+    dtype = np.asarray(value).dtype
+    return {"U": "str", "S": "bytes"}.get(dtype.kind, str(dtype))
 
 
 def numbered(numbers: Sequence[int]) -> list[str | int]:

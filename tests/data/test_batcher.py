@@ -54,12 +54,45 @@ def test_batch_of_one_item():
         ([1] * 9 + [[1, 2]], "batch-item-shapes-differ", ("[]", "0", "1", "2", "3", "4", "[2]", "9")),
         ([np.ones(i) for i in range(9)], "batch-item-shapes-differ", ("[4]", "4")),
         ([{"k": jax.random.key(0)}, {"k": jax.random.key(1)}], "batch-random-keys", ("k", "jax.random.key_data")),
+        (
+            [{"id": np.uint64(2**63 + 1)}, {"id": np.int64(3)}],
+            "batch-item-types-differ",
+            ("id is uint64 in item 0, and int64 in item 1",),
+        ),
+        ([2**63, -1], "batch-item-types-differ", ("uint64", "int64")),
+        ([np.uint64([1, 2]), np.int64([1, 2])], "batch-item-types-differ", ("uint64", "int64")),
+        (
+            [{"a": 1, "b": "x"}, {"a": 2, "b": 7}],
+            "batch-item-types-differ",
+            ("b is str in item 0, and int64 in item 1",),
+        ),
+        ([3, "x", "y"], "batch-item-types-differ", ("int64 in item 0, and str in items 1 and 2",)),
+        ([b"x", "y"], "batch-item-types-differ", ("bytes in item 0, and str in item 1",)),
+        ([[1, 2], ["x", "y"]], "batch-item-types-differ", ("int64", "str")),
+        ([{"s": b"a"}, {"s": b"b\0"}], "batch-item-ends-in-nul", ("s of item 1",)),
+        (["a\0", "b"], "batch-item-ends-in-nul", ("the array of item 0",)),
         ([[[1, 2], [3]], [[1, 2], [3]]], "batch-item-shapes-differ", ("the array", "0", "1")),
     ],
 )
 def test_items_that_differ_are_named(items, code, values):
     with raises_code(code, *values):
         stack(items)
+
+
+@pytest.mark.parametrize(
+    ("items", "dtype"),
+    [
+        ([1, 2.5], np.float64),
+        ([np.int8(1), np.float32(2)], np.float32),
+        ([True, 2], np.int64),
+        ([np.uint8(1), np.int8(-1)], np.int16),
+        (["a", "bcd"], "<U3"),
+        ([b"a\0b", b"c"], "S3"),
+    ],
+)
+def test_types_that_numpy_joins(items, dtype):
+    assert stack(items).dtype == dtype
+    assert stack(items).tolist() == items
 
 
 def test_other_errors_are_not_replaced():

@@ -1,6 +1,7 @@
 """Tests of dispatches: order, grouping, buffers, positions, prefetching and malformed batches."""
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import threading
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from learner.data import DataLoaderBuilder, PerProcess
+from learner.data import DataLoaderBuilder, PerProcess, stack
 from learner.data import source as source_module
 from learner.data.batch_arrays import batch_arrays
 from learner.data.sharding import ProcessShard
@@ -419,7 +420,7 @@ def test_a_changed_dtype_or_structure_is_an_error(second, message):
         ({"x": np.zeros((4, 2)), "y": np.zeros(3)}, "batch-axes-differ", ("'x'", "[4, 2]", "'y'", "[3]", "x[None]")),
         ({"x": np.zeros((4, 2)), "y": 3.0}, "batch-axes-differ", ("'x'", "[4, 2]", "'y'", "[]")),
         (5, "batch-axes-differ", ("[]",)),
-        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "batch-without-rows", ("train",)),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "batch-without-rows", ("train", "skip")),
         (
             {"x": np.zeros(2), "name": np.array(["a", "b"])},
             "batch-dtype",
@@ -436,6 +437,22 @@ def test_a_changed_dtype_or_structure_is_an_error(second, message):
 def test_a_malformed_batch_is_an_error_that_names_the_field(batch, code, values):
     with raises_code(code, *values):
         batch_arrays(batch, "train")
+
+
+@dataclasses.dataclass
+class Rows:
+    x: np.ndarray
+
+
+def test_a_dataclass_must_be_a_pytree():
+    rows = Rows(np.zeros((4, 2)))
+    for batch, text in ((rows, "a train batch holds a Rows"), ({"a": rows}, "'a' of a train batch holds a Rows")):
+        with raises_code("batch-dataclass", text, "jax.tree_util.register_dataclass", "dict"):
+            batch_arrays(batch, "train")
+    with raises_code("batch-dataclass", "a train batch"):
+        batch_arrays(stack([rows, rows]), "train")
+    registered = jax.tree_util.register_dataclass(dataclasses.make_dataclass("Registered", ["x"]))
+    assert batch_arrays(registered(rows.x), "train").x.shape == (4, 2)
 
 
 def test_arrays_whose_values_would_change_are_refused():
