@@ -42,7 +42,7 @@ from learner.runs.history import read_history
 from learner.runs.journal import read_journal
 
 EPOCHS = 24  # of the built-in run
-OF_THE_MACHINE = ("time", "seconds", "made_on")  # JSON keys that are not compared
+OF_THE_MACHINE = ("time", "elapsed", "seconds", "made_on")  # JSON keys that are not compared
 LOOK = 0.0005  # seconds between two polls of a checkpoint directory
 
 Facts = dict[str, bytes]

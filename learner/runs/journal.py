@@ -1,6 +1,7 @@
 """The lines of `journal.jsonl`: one JSON object per event of a run that is not a step.
 
-Each has `event` (start, validation, epoch, save, stop, end, error) and `time` (seconds since 1970, UTC). The lines
+Each has `event` (start, validation, epoch, save, stop, end, error) and `time` (seconds since 1970, UTC). Those after
+`start` have `elapsed`: the seconds since then, which setting the clock does not change. The lines
 `epoch` and `validation` (a validation inside an epoch) are the run's history: they also have `epoch`, `step` and
 `values` by key; no value is on two lines. A line `epoch` also has `files`: the length and the CRC-32 of each metric log
 of that epoch, by relative path.

@@ -12,6 +12,7 @@ error of the run. The cost of a line does not depend on the length of the files.
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class RunFiles:
       directory: the run directory. It need not exist, and nothing is opened before the first write.
       clock: returns the seconds since 1970 (UTC).
       make_room: called if the disk is full, before the write is retried.
+      now: returns seconds from any origin, which changes of the clock do not affect.
 
     Attributes:
       has_started: True once this writer has written the start of the run to the journal.
@@ -77,9 +79,11 @@ class RunFiles:
         directory: str | os.PathLike[str],
         clock: Callable[[], float],
         make_room: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._directory = Path(directory)
-        self._clock = clock
+        self._clock, self._now = clock, now
+        self._started_at: float | None = None
         self._written_at = clock()
         self._epoch = 0
         self._files: dict[str, AppendedFile] = {}  # of this epoch, by relative path
@@ -125,8 +129,9 @@ class RunFiles:
             close_all(file for path, file in self._files.items() if path.startswith(f"{file_name(split)}/"))
 
     def journal(self, event: str, **fields: Any) -> None:
-        """Write a line of `journal.jsonl`: the event's name, the time, and the fields. The line `epoch` also gets the
-        length and the CRC-32 of each metric log of that epoch, which a resumed run verifies.
+        """Write a line of `journal.jsonl`: the event's name, the time, the seconds since the line `start`, and the
+        fields. The line `epoch` also gets the length and the CRC-32 of each metric log of that epoch, which a resumed
+        run verifies.
 
         Raises:
           LearnerError: the run directory was removed.
@@ -140,7 +145,12 @@ class RunFiles:
             self._journal = self._open_journal()
         if event == "epoch" and fields.get("epoch") == self._epoch:
             fields["files"] = {path: [file.size, file.crc] for path, file in self._files.items()}
-        line = json.dumps(encode({"event": event, "time": self._clock(), **fields}), allow_nan=False)
+        times = {"time": self._clock()}
+        if event == "start":
+            self._started_at = self._now()
+        elif self._started_at is not None:
+            times["elapsed"] = round(self._now() - self._started_at, 3)
+        line = json.dumps(encode({"event": event, **times, **fields}), allow_nan=False)
         self._journal.pending.append(line + "\n")
         self._with_room(self._journal.write)
         self._epoch_lines += event in NUMBERS

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -316,11 +316,15 @@ class RunReader:
     @functools.cached_property
     def _running(self) -> list[float]:
         """The running time in seconds at each line of the journal, without breaks."""
-        total, seconds = 0.0, []
+        total, began, seconds = 0.0, 0.0, []
         is_running, before = True, time_of(self.journal[0]) if self.journal else 0.0
         for entry in self.journal:
-            event, now = entry.get("event"), time_of(entry)
-            total += max(0.0, now - before) if is_running and event != "start" else 0.0
+            event, now, elapsed = entry.get("event"), time_of(entry), entry.get("elapsed")
+            if event == "start":
+                began = total
+            elif is_running:
+                # Lines of older versions have only the time of a clock, which may be set.
+                total = max(total, began + elapsed if _is_plausible(elapsed) else total + now - before)
             seconds.append(total)
             # Until the next start the time stands still, whatever is recorded in between, such as an error of an
             # attempt that did not start.
@@ -511,7 +515,12 @@ def _time_parts(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return the valid seconds by part that the last line of a start records."""
     parts = entry.get("seconds") if entry.get("event") in (*ENDS, "error") else None
     pairs = parts.items() if isinstance(parts, dict) else ()
-    return {name: x for name, x in pairs if name in TIME_PARTS and is_finite(x) and 0 <= x < LARGEST}
+    return {name: x for name, x in pairs if name in TIME_PARTS and _is_plausible(x)}
+
+
+def _is_plausible(seconds: Any) -> TypeGuard[float]:
+    """Return True for a number of seconds that a run can take."""
+    return is_finite(seconds) and 0 <= seconds < LARGEST
 
 
 def non_negative_int(value: Any) -> int:

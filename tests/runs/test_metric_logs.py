@@ -57,7 +57,7 @@ def clock():
 
 @pytest.fixture
 def files(tmp_path, clock):
-    files = RunFiles(tmp_path / "run", clock)
+    files = RunFiles(tmp_path / "run", clock, now=clock)
     yield files
     files.close()
 
@@ -169,7 +169,7 @@ def test_journal_is_standard_json(files, tmp_path, clock):
             "seed": None,
             "resumed": False,
         },
-        {"event": "epoch", "time": 1769860801.5, "epoch": 1, "step": 45, "values": expected},
+        {"event": "epoch", "time": 1769860801.5, "elapsed": 1.5, "epoch": 1, "step": 45, "values": expected},
     ]
 
 

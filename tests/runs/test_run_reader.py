@@ -13,6 +13,7 @@ import pytest
 
 from learner.runs import RunReader
 from learner.runs.history import Point
+from learner.runs.metric_logs import RunFiles
 from tests.support.codes import raises_code
 from tests.support.runs import build_line, quiet, shuffled, valid_data
 from tests.support.written import write_run, write_steps
@@ -86,6 +87,26 @@ def test_time_between_starts_does_not_count(tmp_path):
     assert run.seconds == 31 + 7
     assert run.axes(np.array([8.0]))["time"].tolist() == [31 + 7]
     assert str(run.status) == "died"
+
+
+def test_setting_the_clock_changes_no_running_time(tmp_path):
+    """A run whose clock jumps a year forward and back, and which resumes after an hour, with a new origin."""
+    clock, now = [1000.0], [50.0]
+
+    def session(*events, step=0):
+        files = RunFiles(tmp_path, lambda: clock[0], now=lambda: now[0])
+        files.journal("start", epoch=1, step=step)
+        for event, jump in events:
+            clock[0], now[0], step = clock[0] + 10 + jump, now[0] + 10, step + 1
+            files.journal(event, epoch=step, step=step, **({"values": {}} if event == "epoch" else {}))
+        files.close()
+
+    session(("epoch", 3e7), ("save", 0), ("epoch", -3e7), ("stop", 0))
+    clock[0], now[0] = clock[0] + 3600, 7.0
+    session(("epoch", 0), ("epoch", 3e7), step=3)
+    run = RunReader(tmp_path, now=clock[0])
+    assert run.axes(np.array([1.0, 2, 3, 4, 5]))["time"].tolist() == [10, 20, 30, 50, 60]
+    assert run.seconds == 60
 
 
 @pytest.mark.parametrize(

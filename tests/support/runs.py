@@ -167,7 +167,7 @@ def journal_of(directory):
 def numbers_of(directory):
     """Return the journal's lines with values, without the time."""
     lines = [line for line in journal_of(directory) if line["event"] in ("epoch", "validation")]
-    return [{k: v for k, v in line.items() if k != "time"} for line in lines]
+    return [{k: v for k, v in line.items() if k not in ("time", "elapsed")} for line in lines]
 
 
 def numbers_in(text):
