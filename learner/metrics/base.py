@@ -170,12 +170,14 @@ class CollectingMetric(MetricBase, abc.ABC):
 
     Attributes:
       fields: as in `Metric`.
-      pads_rows: accept batches of several lengths: zeros pad the collected rows to the longest. For metrics that
-        collect the lengths, too.
+      pads_rows: accept batches of several lengths: `pad_value` pads the collected rows to the longest. For metrics that
+        collect the lengths, too, or that tell the padding from the rest.
+      pad_value: the number that pads them.
     """
 
     fields: tuple[str, ...] = ()
     pads_rows: bool = False
+    pad_value: int = 0
 
     @abc.abstractmethod
     def collect(self, output: Any) -> Any:

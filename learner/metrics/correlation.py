@@ -64,6 +64,7 @@ class SpearmanCorrelation(CollectingMetric):
     unit = ""
     description = "correlation of the ranks of predictions and targets, -1 to 1"
     fields = ("predictions", "targets")
+    pads_rows = True  # zeros of the mask do not count
     undefined = "the targets or the predictions are constant, or one of them that counts is NaN"
 
     def __init__(self, outputs: int = 1) -> None:

@@ -60,7 +60,8 @@ class _CollectedHead(WrappedCollectingMetric):
 
     def __init__(self, metric: CollectingMetric, head: str, name: str | None = None) -> None:
         _copy_attributes(self, metric, head, name)
-        self._metric, self._head, self.pads_rows = metric, head, metric.pads_rows
+        self._metric, self._head = metric, head
+        self.pads_rows, self.pad_value = metric.pads_rows, metric.pad_value
 
     def collect(self, output: Any) -> Any:
         """Return the values that the wrapped metric collects from the head."""

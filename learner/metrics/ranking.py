@@ -53,6 +53,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
     unit = ""
     higher_is_better = True
     fields = ("logits", "targets")
+    pads_rows, pad_value = True, UNCOUNTED  # of the labels; it hides the scores
     undefined = (
         "no class had labels (for AUROC: and other rows), or a label outside of the classes or scores without a "
         "probability (NaN, inf) counted"

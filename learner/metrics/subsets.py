@@ -117,7 +117,7 @@ class _CollectedSubset(WrappedCollectingMetric):
 
     def __init__(self, metric: CollectingMetric, by: str, value: int, name: str | None = None) -> None:
         self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
-        self.pads_rows = metric.pads_rows
+        self.pads_rows, self.pad_value = metric.pads_rows, metric.pad_value
 
     def collect(self, output: Any) -> dict[str, Any]:
         """Return the rows that the metric collects, and their groups."""
@@ -135,7 +135,7 @@ class _CollectedBy(CollectingMetric):
 
     def __init__(self, metric: CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
         self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
-        self.pads_rows = metric.pads_rows
+        self.pads_rows, self.pad_value = metric.pads_rows, metric.pad_value
 
     def collect(self, output: Any) -> dict[str, Any]:
         """Return the rows that the metric collects, and their groups."""

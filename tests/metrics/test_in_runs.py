@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.stats
 from sklearn import metrics as sklearn_metrics
 
 from learner import ClassificationOutput, GeneratedOutput, Interrupter, LearnerBuilder, LearnerWarning
@@ -16,13 +17,16 @@ from learner.data import ArrayDataset
 from learner.metrics import (
     AUROC,
     BLEU,
+    AveragePrecision,
     BinnedAUROC,
     CalibrationError,
     CollectingMetric,
     ConfusionMatrix,
     FBeta,
+    Head,
     Matthews,
     Recall,
+    SpearmanCorrelation,
 )
 
 ROWS, CLASSES = 44, 3
@@ -88,6 +92,32 @@ def test_a_checkpoint_of_skipped_steps_has_no_rows(tmp_path: Any) -> None:
     probabilities = np.exp(X[16:]) / np.exp(X[16:]).sum(-1, keepdims=True)
     expected = sklearn_metrics.roc_auc_score(np.eye(CLASSES)[LABELS[16:]], probabilities)
     np.testing.assert_allclose(history["train/AUROC"][-1], expected, rtol=1e-6)
+
+
+def test_rank_metrics_of_tokens_in_batches_of_several_lengths(tmp_path: Any) -> None:
+    """As with `Pad(buckets=...)`: the padding behind shorter rows counts in no metric, also in parts of the tokens."""
+    lengths = (3, 5, 2)
+    ends = np.cumsum([4 * length for length in lengths])
+    x, labels = RNG.normal(size=(ends[-1], CLASSES)).astype(np.float32), RNG.integers(0, CLASSES, ends[-1])
+    pairs = zip(np.split(x, ends[:-1]), np.split(labels.astype(np.int32), ends[:-1]), strict=True)
+    data = [{"x": a.reshape(4, -1, CLASSES), "label": b.reshape(4, -1)} for a, b in pairs]
+
+    def tokens(model: Any, batch: Any) -> dict[str, Any]:
+        logits = batch["x"] * model["w"][None, None, :]
+        ranks = {"predictions": logits[..., :1], "targets": batch["label"][..., None].astype(jnp.float32)}
+        return {"loss": logits.mean(), "first": ranks, "logits": logits, "targets": batch["label"]}
+
+    metrics = [AUROC(), AveragePrecision(), Head(SpearmanCorrelation(), "first")]
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).metrics(*metrics).num_epochs(1)
+    learner = builder.build({"w": jnp.ones(CLASSES)}, optax.sgd, 0.0, train_step=tokens)
+    history = learner.fit(data).history
+    one_hot, probabilities = np.eye(CLASSES)[labels], np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    for name, expected in (
+        ("AUROC", sklearn_metrics.roc_auc_score(one_hot, probabilities)),
+        ("Average Precision", sklearn_metrics.average_precision_score(one_hot, probabilities)),
+        (metrics[-1].name, scipy.stats.spearmanr(x[:, 0], labels).statistic),
+    ):
+        np.testing.assert_allclose(history[f"train/{name}"][-1], expected, rtol=1e-5)
 
 
 class Numbered(CollectingMetric):

@@ -28,7 +28,7 @@ class RowCollector(ThreadOwned):
     ):
         self._collected = collected or {}
         self._row_trees: dict[str, Any] = dict(row_trees or {})
-        self._padded: set[tuple[str, str]] = set()  # splits and names of metrics
+        self._pad_values: dict[str, int] = {}  # by metric, of those that accept padding
 
     def add(self, dispatched: StepsDispatched, values: StepOutputs, collecting: Sequence[CollectingMetric]) -> None:
         """Append the rows of a dispatch for each of its collecting metrics."""
@@ -43,7 +43,7 @@ class RowCollector(ThreadOwned):
             tails = [jax.tree.map(lambda x: x[:0], tail) for tail in tails]
         parts = [jax.tree.map(lambda x: _flatten(x, full, kept), values.rows)] if values.rows else []
         by_metric = self._collected.setdefault(dispatched.split, {})
-        self._padded |= {(dispatched.split, metric.name) for metric in collecting if metric.pads_rows}
+        self._pad_values |= {metric.name: metric.pad_value for metric in collecting if metric.pads_rows}
         for part in [*parts, *tails]:
             for metric, rows in zip(collecting, part, strict=True):
                 leaves, self._row_trees[metric.name] = jax.tree.flatten(rows)
@@ -75,23 +75,23 @@ class RowCollector(ThreadOwned):
         # Batches of skipped steps have no rows, and their other axes may differ.
         columns = list(zip(*([leaves for leaves in parts if any(map(len, leaves))] or parts[:1]), strict=True))
         for column in columns:
-            if len(shapes := {rows.shape[1:] for rows in column}) > 1 and (split, name) not in self._padded:
+            if len(shapes := {rows.shape[1:] for rows in column}) > 1 and name not in self._pad_values:
                 raise LearnerError(
                     f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
-                    "to one length, or set pads_rows = True on a metric that ignores the zeros behind shorter rows",
+                    "to one length, or set pads_rows = True on a metric that ignores the padding behind shorter rows",
                     code="metric-row-shapes-differ",
                     name=name,
                     split=split,
                 )
-        return [np.concatenate(_pad(column)) for column in columns]
+        return [np.concatenate(_pad(column, self._pad_values.get(name, 0))) for column in columns]
 
 
-def _pad(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return arrays `[rows, ...]` of equal shapes except for the rows. Shorter ones are padded with zeros."""
+def _pad(parts: Sequence[np.ndarray], value: int) -> list[np.ndarray]:
+    """Return arrays `[rows, ...]` of equal shapes except for the rows. Shorter ones are padded with a value."""
     longest = np.max([rows.shape[1:] for rows in parts], axis=0)
     margins = [longest - rows.shape[1:] for rows in parts]
     return [
-        np.pad(rows, [(0, 0), *((0, n) for n in margin)]) if margin.any() else rows
+        np.pad(rows, [(0, 0), *((0, n) for n in margin)], constant_values=value) if margin.any() else rows
         for rows, margin in zip(parts, margins, strict=True)
     ]
 
