@@ -1,4 +1,4 @@
-"""The application log of a run, `experiment.log`."""
+"""The application log of a run, `experiment.log`: lines with the local time and its offset from UTC."""
 
 import contextlib
 import logging
@@ -30,7 +30,7 @@ def open_application_log(directory: Path, setting: logging.Logger | bool | None,
     >>> log = open_application_log(directory, True)
     >>> log.info("10 epochs")
     >>> close_application_log(log)
-    >>> (directory / "experiment.log").read_text()[19:]
+    >>> (directory / "experiment.log").read_text()[24:]
     ' INFO  10 epochs\\n'
     """
     if isinstance(setting, logging.Logger):
@@ -82,5 +82,5 @@ def _handler(path: Path) -> logging.Handler:
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_special(path)
     handler = _RunHandler(path, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-5s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-5s %(message)s", "%Y-%m-%d %H:%M:%S%z"))
     return handler

@@ -17,7 +17,7 @@ def test_lines_have_time_level_and_text(tmp_path, caplog, capsys):
     log.debug("not told")
     close_application_log(log)
     lines = (tmp_path / "new" / "run" / "experiment.log").read_text(encoding="utf-8").splitlines()
-    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d{4}"
     assert re.fullmatch(f"{time} INFO  10 epochs of 45 steps", lines[0])
     assert re.fullmatch(f"{time} WARNING zwölf → 12", lines[1])
     assert len(lines) == 2
@@ -30,7 +30,7 @@ def test_resumed_run_appends(tmp_path):
         log = open_application_log(tmp_path, True)
         log.info(text)
         close_application_log(log)
-    assert [line[20:] for line in (tmp_path / "experiment.log").read_text().splitlines()] == [
+    assert [line[25:] for line in (tmp_path / "experiment.log").read_text().splitlines()] == [
         "INFO  first",
         "INFO  second",
     ]
