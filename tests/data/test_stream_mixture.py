@@ -226,6 +226,15 @@ def test_source_with_its_own_state_loses_no_rows(make):
                 assert with_states(resumed, later) == epochs[later - 1]
 
 
+@pytest.mark.parametrize("make", TURNS.values(), ids=TURNS)
+def test_validation_after_resuming_begins_with_the_first_row(make):
+    """It has no state, and opens a later epoch than that of the batch that was read ahead."""
+    source = source_of(make(), "valid")
+    source.peek(1)
+    read = [batch["x"].tolist() for batch in source.open(3)]
+    assert read == [batch["x"].tolist() for batch in make()]
+
+
 def test_passes_of_a_source_with_its_own_state():
     whole = open_with_state(TURNS["stream"]())
     assert [[batch for batch, _ in with_states(whole, epoch)] for epoch in (1, 2)] == [
