@@ -79,7 +79,7 @@ class SweepSpace:
         counts |= dict.fromkeys(self.distributions, self.size or 1)
         if self.zipped and len(set(counts.values())) > 1:
             shown = ", ".join(f"{key} has {number}" for key, number in counts.items())
-            yield Problem(f"the values are paired, and their numbers differ: {shown}", code="sweep-lengths")
+            yield Problem(f"zipped pairs the values, and their numbers differ: {shown}", code="sweep-lengths")
         elif (number := self._count(counts)) > MOST:
             text = f"the sweep has {number:,} members; it may have {MOST:,}"
             yield Problem(text, code="sweep-too-large", number=number)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.config.distributions import Distribution
-from learner.config.sweep_space import SweepSpace
 from learner.errors import LearnerError, Problem, near, one_error
 from learner.models.base import ModelAdapter
 from learner.optimizers.configs import OptimizerConfig
@@ -185,26 +184,21 @@ def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int 
         )
     if problems:
         raise one_error(problems, "there is no such population", code="population-invalid")
-    # Drawn and zipped values are paired, and one value is that of all members.
-    is_paired, draw_seed = zipped or bool(distributions), int(lists[SEED][0]) if len(lists.get(SEED, ())) == 1 else 0
-    count = (size or 1) if distributions else max(map(len, lists.values()))
-    columns = {name: [*x] * count if is_paired and len(x) == 1 else x for name, x in lists.items()} | distributions
-    columns = {name: columns[name] for name in values}
-    space = SweepSpace(columns, size if distributions else None, draw_seed, is_paired)
-    if problems := [*space.problems()]:
-        raise one_error(problems, "there is no such population", code="population-invalid")
-    members = tuple(
-        Member(index, each.values, each.name, int(each.values.get(SEED, 0)))
-        for index, each in enumerate(space.members())
-    )
-    if size is not None and len(members) != size:
+    if distributions:
+        draw_seed = int(lists[SEED][0]) if len(lists.get(SEED, ())) == 1 else 0
+        rows = _draw_rows(values, lists, distributions, size or 1, draw_seed)
+    elif zipped:
+        rows = _zipped(lists)
+    else:
+        rows = [dict(zip(lists, row, strict=True)) for row in itertools.product(*lists.values())]
+    if size is not None and len(rows) != size:
         raise LearnerError(
-            f"size is {size}, and the values make {len(members)} members: leave size out, or draw values "
+            f"size is {size}, and the values make {len(rows)} members: leave size out, or draw values "
             "(lr=loguniform(1e-5, 1e-2))",
             code="population-size",
             size=size,
         )
-    return Population(members)
+    return _named(rows)
 
 
 def _numbers(name: str, value: Any, problems: list[str]) -> list[float]:
@@ -236,6 +230,65 @@ def _numbers(name: str, value: Any, problems: list[str]) -> list[float]:
 def _is_list(value: Any) -> bool:
     is_iterable = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
     return is_iterable and getattr(value, "ndim", 1) > 0
+
+
+def _draw_rows(
+    values: Mapping[str, Any],
+    lists: Mapping[str, Sequence[float]],
+    distributions: Mapping[str, Distribution],
+    size: int,
+    seed: int,
+) -> list[dict[str, float]]:
+    """Return drawn members."""
+    columns: dict[str, list[float]] = {}
+    for name in values:
+        if name in distributions:
+            columns[name] = distributions[name].draws(name, seed, size)
+        elif len(lists[name]) in (1, size):
+            columns[name] = [*lists[name]] * (1 if len(lists[name]) == size else size)
+        else:
+            raise LearnerError(
+                f"{name} has {len(lists[name])} values, and {size} members are drawn: give one, or one for each",
+                code="population-lengths",
+                name=name,
+            )
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _zipped(lists: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
+    longest = max(map(len, lists.values()))
+    if wrong := {name: len(x) for name, x in lists.items() if len(x) not in (1, longest)}:
+        counts = ", ".join(f"{name} has {len(x)}" for name, x in lists.items())
+        raise LearnerError(
+            f"zipped=True pairs the values, and their numbers differ: {counts}",
+            code="population-lengths",
+            name=next(iter(wrong)),
+        )
+    full = {name: [*x] * (longest if len(x) == 1 else 1) for name, x in lists.items()}
+    return [dict(zip(full, row, strict=True)) for row in zip(*full.values(), strict=True)]
+
+
+def _named(rows: Sequence[Mapping[str, float]]) -> Population:
+    seen: dict[tuple[tuple[str, float], ...], int] = {}
+    members = []
+    for index, row in enumerate(rows):
+        values = dict(row)
+        key = tuple(values.items())
+        if key in seen:
+            text = ", ".join(f"{name}={value:g}" for name, value in values.items())
+            raise LearnerError(
+                f"the members {seen[key]} and {index} are the same, {text}: give each value once, or other seeds",
+                code="population-twice",
+            )
+        seen[key] = index
+        words = [f"{index:03d}", *(f"{name}={_short(value)}" for name, value in values.items())]
+        members.append(Member(index, values, "-".join(words), int(values.get(SEED, 0))))
+    return Population(tuple(members))
+
+
+def _short(value: float) -> str:
+    """Return the shortest text of a number: `0.0001`, `3e-05`."""
+    return str(value) if isinstance(value, int) else repr(float(value))
 
 
 # -- unsupported features of a population ------------------------------------------------------------------------------
