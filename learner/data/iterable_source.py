@@ -68,10 +68,7 @@ class StatefulSource(Source):
         self._keeps = True
         if self._kept is None or (where := self._kept[1].where) is None:
             return []
-        try:
-            state = where()
-        except NotImplementedError:  # an inherited method
-            self._keeps = False
+        if (state := where()) is None:
             return []
         if ADDRESS.search(str(from_json(state))):
             self._keeps = False
@@ -93,7 +90,17 @@ class StatefulSource(Source):
         if pair is None:
             return None
         get = pair[0]
-        return lambda: to_json(get(), self.split) if self._keeps else None
+
+        def where() -> Any:
+            if not self._keeps:
+                return None
+            try:
+                return to_json(get(), self.split)
+            except NotImplementedError:  # an inherited method
+                self._keeps = False
+                return None
+
+        return where
 
 
 class CompositeStream(abc.ABC):

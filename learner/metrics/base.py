@@ -172,7 +172,7 @@ class CollectingMetric(MetricBase, abc.ABC):
       fields: as in `Metric`.
       pads_rows: accept batches of several lengths: `pad_value` pads the collected rows to the longest. For metrics that
         collect the lengths, too, or that tell the padding from the rest.
-      pad_value: the number that pads them.
+      pad_value: the number that pads them. Zeros pad booleans and unsigned numbers, such as masks.
     """
 
     fields: tuple[str, ...] = ()

@@ -104,23 +104,30 @@ def count_of(classes: Any) -> int | None:
 
 
 def set_classes(
-    metric: Any, classes: Any, ignore_label: Any, problems: Sequence[str | None], average: str | None = None
+    metric: Any,
+    classes: Any,
+    ignore_label: Any,
+    problems: Sequence[str | None],
+    average: str | None = None,
+    *,
+    may_be_unknown: bool = False,
 ) -> None:
     """Check the arguments of a metric of classes, and set its `classes`, `ignore_label` and, with an average, `numeric`
     (False for a table of all classes).
 
     Args:
       metric: the metric.
-      classes: the number of classes, or their names; None if they are unknown.
+      classes: the number of classes, or their names.
       ignore_label: the label to ignore, or None.
       problems: of further arguments.
       average: one of `AVERAGES`, for metrics that have one.
+      may_be_unknown: accept None for classes.
 
     Raises:
       LearnerError: an argument is invalid; the message lists all problems.
     """
     what = type(metric).__name__
-    of_classes = None if classes is None else classes_problem(what, classes)
+    of_classes = None if classes is None and may_be_unknown else classes_problem(what, classes)
     binary = None if average is None else binary_problem(what, average, classes)
     refuse(what, [of_classes, *problems, binary, ignore_label_problem(what, ignore_label)])
     metric.classes = None if classes is None else class_names(classes)

@@ -1,9 +1,10 @@
 """Metrics of segmented images: the overlap of predicted and true pixels of each class."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
-import jax  # noqa: F401 (of the doctests)
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,10 +16,26 @@ from learner.metrics.counts import Count
 from learner.metrics.rows import as_int32, kept_rows
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Exact counts for each class: pixels that are `both` predicted and true, and pixels that are only one of them."""
+
+    both: Count
+    one: Count
+
+    @classmethod
+    def zero(cls, classes: int) -> Self:
+        """Return the state of no pixels."""
+        return cls(Count.zero((classes,)), Count.zero((classes,)))
+
+    def merge(self, other: Self) -> Self:
+        """Merge two states."""
+        return type(self)(self.both.merge(other.both), self.one.merge(other.one))
+
+
 class _OfClasses(MergingMetric):
-    """A metric with a value for each class. The state has exact counts `[2, classes]` of pixels: those that are both
-    predicted and true, and those that are only one of them.
-    """
+    """A metric with a value for each class."""
 
     higher_is_better = True
     unit = ""
@@ -34,11 +51,11 @@ class _OfClasses(MergingMetric):
         self._classes = len(self.classes)
         self.name = metric_name(self.short, ignore_label=ignore_label)
 
-    def init(self) -> Count:
+    def init(self) -> Overlap:
         """Return the state of no pixels."""
-        return Count.zero((2, self._classes))
+        return Overlap.zero(self._classes)
 
-    def update(self, state: Count, output: Any, info: Info) -> Count:
+    def update(self, state: Overlap, output: Any, info: Info) -> Overlap:
         """Add a batch: integer `predictions` and `targets` of one shape `[batch, ...]`, and their `mask`."""
         predicted, true = jnp.asarray(output.predictions), jnp.asarray(output.targets)
         integers = all(jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool for x in (predicted, true))
@@ -62,7 +79,8 @@ class _OfClasses(MergingMetric):
         if self.ignore_label is not None:
             counted &= true != self.ignore_label
         hits = self._count(true, counted & (predicted == true))
-        return state.plus(jnp.stack([hits, self._count(true, counted) + self._count(predicted, counted) - 2 * hits]))
+        one = self._count(true, counted) + self._count(predicted, counted) - 2 * hits
+        return Overlap(state.both.plus(hits), state.one.plus(one))
 
     def _count(self, labels: Array, counted: Array) -> Array:
         """Count the labels of each class, fewer than 2**31: uint32 `[classes]`. Others are left out."""
@@ -70,14 +88,14 @@ class _OfClasses(MergingMetric):
         places = jnp.where(known, labels, self._classes).reshape(-1)
         return jnp.zeros(self._classes + 1, jnp.uint32).at[places].add(jnp.uint32(1))[: self._classes]
 
-    def _per_class(self, state: Count) -> Array:
+    def _per_class(self, state: Overlap) -> Array:
         """Return float32 `[classes]`; NaN for a class that is neither present nor predicted."""
-        return self._ratio(*state.value())
+        return self._ratio(state.both.value(), state.one.value())
 
     def _ratio(self, both: Array, one: Array) -> Array:
         raise NotImplementedError
 
-    def compute(self, state: Count) -> Array:
+    def compute(self, state: Overlap) -> Array:
         """Return a float32 scalar from 0 to 1, the mean over the present or predicted classes; NaN if there is none."""
         values = self._per_class(state)
         return averaged(values, "macro", values, jnp)
@@ -168,7 +186,7 @@ class _Table(_OfClasses):
             )
         self.classes = self.classes if names is None else tuple(names)
 
-    def compute(self, state: Count) -> Array:
+    def compute(self, state: Overlap) -> Array:
         """Return float32 `[classes]`; NaN for a class that is neither labelled nor predicted."""
         return self._per_class(state)
 

@@ -60,7 +60,8 @@ class RankingMetric(CollectingMetric, abc.ABC):
     )
 
     def __init__(self, average: str = "macro", classes: Classes | None = None, ignore_label: int | None = None) -> None:
-        set_classes(self, classes, ignore_label, [choice_problem(type(self).__name__, "average", average)], average)
+        problem = choice_problem(type(self).__name__, "average", average)
+        set_classes(self, classes, ignore_label, [problem], average, may_be_unknown=True)
         self.name = metric_name(self.base, [average_part(average)], ignore_label)
         self._average = average
 

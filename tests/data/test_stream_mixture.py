@@ -470,3 +470,17 @@ def test_state_of_other_data_at_the_end_of_an_epoch(state):
         resumed = open_with_state(data)
         assert len(with_states(resumed, 2, 0, other if state is None else state, warned.append)) > 0
         assert ["does not take back the state" in text for text in warned] == [True]
+
+
+def test_inherited_methods_of_a_state_are_none(tmp_path):
+    class Items(Rows):
+        def state_dict(self):
+            raise NotImplementedError
+
+        load_state_dict = state_dict
+
+    data = source_of(stream(Items(0, 6)).batch(4), "train")
+    data.peek(1)
+    data.keep_state()
+    for epoch in (1, 2):
+        assert [(batch["x"].tolist()) for batch in data.open(epoch, 0, None, pytest.fail)] == [[0, 1, 2, 3], [4, 5]]

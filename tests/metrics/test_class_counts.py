@@ -296,6 +296,12 @@ def test_numpy_integers_equal_python_integers(number: Any) -> None:
     )
 
 
+def test_the_classes_of_counts_are_known() -> None:
+    for make in (Precision, Recall, BinnedAUROC):
+        with pytest.raises(LearnerError, match=r"classes of .* is None"):
+            make(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("wrong", [np.True_, np.float32(3), np.array([3])], ids=str)
 def test_other_numpy_values_are_refused(wrong: Any) -> None:
     for make in (Precision, lambda n: TopKAccuracy(n), lambda n: Hamming(ignore_label=n)):

@@ -10,6 +10,7 @@ from sklearn import metrics as sklearn_metrics
 from learner.errors import LearnerError
 from learner.metrics import Dice, DicePerClass, Info, IoU, IoUPerClass
 from learner.metrics.counts import Count
+from learner.metrics.overlaps import Overlap
 from learner.steps.outputs import SegmentationOutput
 from tests.support.codes import raises_code
 
@@ -76,9 +77,10 @@ def test_two_classes_as_booleans():
 
 
 def test_counts_are_exact():
-    many = Count(jnp.zeros((2, 2), jnp.uint32), jnp.full((2, 2), 2**25, jnp.uint32))
-    state = Dice(2).update(many, output([0, 0, 0], [0, 0, 1]), INFO)
-    assert state.low.tolist() == [[2**25 + 2, 2**25], [2**25 + 1, 2**25 + 1]]
+    many = Count(jnp.zeros(2, jnp.uint32), jnp.full(2, 2**25, jnp.uint32))
+    state = Dice(2).update(Overlap(many, many), output([0, 0, 0], [0, 0, 1]), INFO)
+    assert state.both.low.tolist() == [2**25 + 2, 2**25]
+    assert state.one.low.tolist() == [2**25 + 1, 2**25 + 1]
 
 
 def test_tables():
@@ -116,7 +118,7 @@ def test_classes_by_name():
     assert IoUPerClass(names).text(value(IoUPerClass(names), TWO)) == "sky 0.5, tree 0.5, lake 0.5"
 
 
-@pytest.mark.parametrize("classes", [0, -1, 2.0, "2", True, [], ["a", "a"]])
+@pytest.mark.parametrize("classes", [0, -1, 2.0, "2", True, None, [], ["a", "a"]])
 def test_wrong_classes(classes):
     with raises_code("metric-arguments-wrong", "IoU"):
         IoU(classes)

@@ -327,6 +327,15 @@ def test_members_with_rates_need_none_of_the_learner(tmp_path):
         build(quiet(tmp_path / "seeds").population(seed=[0, 1]))
 
 
+def test_a_rate_that_members_replace_is_no_change(tmp_path):
+    step = lambda model, batch: {"loss": model["w"] * batch["x"].mean()}  # noqa: E731
+    data = [{"x": np.ones(2, np.float32)}]
+    builder = quiet(tmp_path, saves=True).population(lr=[0.25, 0.5])
+    builder.build({"w": jnp.float32(0)}, optax.sgd, 1e-3, train_step=step).fit(data)
+    builder.num_epochs(2).resume().build({"w": jnp.float32(0)}, optax.sgd, train_step=step).fit(data)
+    assert "learning rate: " not in (tmp_path / "experiment.log").read_text()
+
+
 def test_the_history_of_the_run_has_the_means(four):
     directory, result = four
     for key in ("train/Loss", "valid/Accuracy"):

@@ -98,7 +98,7 @@ def _bytes_of(line: bytes) -> int:
 def _object(line: bytes) -> dict[str, Any] | str:
     """Return the object of a line, or the text of an error."""
     try:
-        value = json.loads(line, parse_float=_float, object_pairs_hook=_dict)
+        value = json.loads(line, parse_float=_float, parse_int=_int, object_pairs_hook=_dict)
     except _RefusedError as error:
         return str(error)
     except json.JSONDecodeError as error:  # its line number is relative to this line
@@ -116,6 +116,11 @@ def _float(text: str) -> float:
     if math.isinf(value := float(text)):
         raise _RefusedError(f"{text[:SHOWN]} is too large")
     return value
+
+
+def _int(text: str) -> int:
+    _float(text)  # beside fractions it becomes a float
+    return int(text)
 
 
 def _dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

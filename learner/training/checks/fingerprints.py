@@ -31,6 +31,7 @@ from learner.steps.train_state import TrainState
 from learner.training.feed.inputs import Inputs
 from learner.training.options import REMATERIALISED, Options
 from learner.util.distribution import versions
+from learner.util.jaxprs import dependent_outputs
 from learner.util.text import printable
 from learner.util.trees import named_leaves
 
@@ -160,15 +161,25 @@ def _without_schedules(optimizer: Any) -> Any:
 
 
 def _hash_of_injected(optimizer: Any, shapes: TrainState, names: Collection[str]) -> str:
-    """Return the hash of the numbers that `optax.inject_hyperparams` stores in the optimizer's initial state."""
+    """Return the hash of the constants that `optax.inject_hyperparams` stores in the optimizer's initial state.
+    Schedules have a state of their own, and numbers that depend on the rate are computed anew in each step.
+    """
+    states = [name for name in named_leaves(shapes.opt_state) if "hyperparams_states." in name]
+    prefixes = {name: name.replace("hyperparams.", "hyperparams_states.") + "." for name in names}
+    constants = sorted(name for name in names if not any(state.startswith(prefixes[name]) for state in states))
 
-    def injected(rate: Any, params: Any, keywords: Any) -> dict[str, Any]:
-        given = functools.partial(optimizer, **keywords) if keywords else optimizer
-        leaves = named_leaves(init_optimizer(given, None, params, rate))
-        return {name: leaves[name] for name in names}
+    def traced(names: Collection[str]) -> Any:
+        def injected(rate: Any, params: Any, keywords: Any) -> dict[str, Any]:
+            given = functools.partial(optimizer, **keywords) if keywords else optimizer
+            leaves = named_leaves(init_optimizer(given, None, params, rate))
+            return {name: leaves[name] for name in names}
 
-    traced = jax.make_jaxpr(injected)(shapes.lr_scale, shapes.params, shapes.extra.get(HYPERPARAMETERS, {}))
-    return jaxpr_fingerprint(traced)
+        return jax.make_jaxpr(injected)(shapes.lr_scale, shapes.params, shapes.extra.get(HYPERPARAMETERS, {}))
+
+    jaxpr = traced(constants).jaxpr
+    of_rate = dependent_outputs(jaxpr, [True, *[False] * (len(jaxpr.invars) - 1)])
+    constants = [name for name, depends in zip(constants, of_rate, strict=True) if not depends]
+    return jaxpr_fingerprint(traced(constants)) if constants else ""
 
 
 def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
@@ -445,6 +456,9 @@ def _rate_changes(settings: _Settings, programs: _Programs) -> list[str]:
         elif same is False:
             texts.append(f"{name}: {OTHER_PROGRAM}")
     name = "learning rate"
+    rates = settings.before.get(name), settings.now[name]
+    if None not in rates and all("lr" in member for member in settings.now["population"] or [{}]):
+        return texts  # the rates of the members replace it
     if name in settings.before and settings.before[name] != settings.now[name]:
         lr, new = ("a schedule" if x[name] is None else x[name] for x in (settings.before, settings.now))
         texts.append(f"{name}: {had.get(OF_RUN, lr)} -> {schedules.get(OF_RUN, new)}")

@@ -87,7 +87,10 @@ class RowCollector(ThreadOwned):
 
 
 def _pad(parts: Sequence[np.ndarray], value: int) -> list[np.ndarray]:
-    """Return arrays `[rows, ...]` of equal shapes except for the rows. Shorter ones are padded with a value."""
+    """Return arrays `[rows, ...]` of equal shapes except for the rows. Shorter ones are padded with a value, and
+    those of booleans and unsigned numbers, such as masks, with zeros.
+    """
+    value = value if parts[0].dtype.kind in "if" else 0
     longest = np.max([rows.shape[1:] for rows in parts], axis=0)
     margins = [longest - rows.shape[1:] for rows in parts]
     return [

@@ -62,6 +62,7 @@ def test_missing_keys(write):
         ([{"a": 1}, b'{"a": "\xff"}'], "data-file-malformed", ("2",)),
         ([{"a": 1}, '{"a": ' + "9" * 5000 + "}"], "data-file-malformed", ("2",)),
         ([{"a": 1}, '{"a": [1e400]}'], "data-file-malformed", ("2", "1e400")),
+        ([{"a": 0.5}, f'{{"a": 1{"0" * 400}}}'], "data-file-malformed", ("2", "too large")),
         ([{"a": 1}, '{"a": 1, "b": 2, "a": 3}'], "data-file-malformed", ("2", "'a' twice")),
         ([{"a": 1}, "[" * 100_000], "data-file-malformed", ("2",)),
         ([{"a": 1}, {"a": "x"}], "data-columns-unreadable", ("2", "'a'", "'x'")),

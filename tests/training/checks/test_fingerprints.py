@@ -282,17 +282,25 @@ def test_other_settings_are_one_warning(tmp_path, what):
     assert "computes something else" not in line
 
 
+def injected(b1=0.9, factor=1.0, schedule=0.05):
+    """Return an optimizer that stores a constant, a number of the rate and a schedule in its state."""
+    adam = optax.inject_hyperparams(optax.adam)
+    return lambda lr: optax.chain(adam(lr * factor, b1=b1), optax.inject_hyperparams(optax.scale)(lambda n: schedule))
+
+
+KEPT = "keeps the numbers of the checkpoint"
+
+
 @pytest.mark.full
-def test_another_number_that_the_optimizers_state_keeps_is_one_warning(tmp_path):
-    optimizer = lambda b1: functools.partial(optax.inject_hyperparams(optax.adam), b1=b1)  # noqa: E731
-    build(saving(tmp_path / "run", 1), optimizer(0.9)).fit(loader())
-    build(saving(tmp_path / "run").resume(), optimizer(0.9)).fit(loader())
-    assert warned(tmp_path / "run") == []
-    build(saving(tmp_path / "run", 3).resume(), optimizer(0.5)).fit(loader())
-    (line,) = warned(tmp_path / "run")
-    assert "b1=0.9" in line
-    assert "b1=0.5" in line
-    assert "keeps the numbers of the checkpoint" in line
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [({}, []), ({"b1": 0.5}, [True]), ({"factor": 0.5}, [False]), ({"schedule": 0.5}, [False])],
+    ids=["nothing", "b1", "factor", "schedule"],
+)
+def test_another_number_that_the_optimizers_state_keeps_is_one_warning(tmp_path, changed, expected):
+    build(saving(tmp_path / "run", 1), injected()).fit(loader())
+    build(saving(tmp_path / "run").resume(), injected(**changed)).fit(loader())
+    assert [KEPT in line for line in warned(tmp_path / "run")] == expected
 
 
 @pytest.mark.full

@@ -551,16 +551,18 @@ def test_rows_of_several_shapes_are_refused(start):
 
 def test_rows_of_several_shapes_are_padded_for_metrics_that_accept_padding(start):
     class Padded(ResidentBatches):
-        pads_rows = True
+        pads_rows, pad_value = True, -2
 
         def compute(self, rows):
+            assert rows["kept"].tolist() == [[True, True, False], [True, True, False], [True, True, True]]
             return float(rows["x"] @ np.array([1, 10, 100]) @ np.array([1, 2, 3]))
 
     worker = start(Loss(), Padded())
-    worker.put(steps_dispatched(1, 0.5, buffer=1, tail=[({"x": jnp.ones((2, 2))},)]))
-    worker.put(steps_dispatched(2, 0.5, buffer=1, tail=[({"x": jnp.ones((1, 3))},)]))
+    for step, shape in ((1, (2, 2)), (2, (1, 3))):
+        rows = {"x": jnp.ones(shape), "kept": jnp.ones(shape, bool)}
+        worker.put(steps_dispatched(step, 0.5, buffer=1, tail=[(rows,)]))
     put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
-    assert worker.history["train/Rows"] == [11 * 1 + 11 * 2 + 111 * 3]
+    assert worker.history["train/Rows"] == [(11 - 200) * 1 + (11 - 200) * 2 + 111 * 3]
 
 
 @pytest.mark.parametrize("value", ["a table", np.arange(3)])
