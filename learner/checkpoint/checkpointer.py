@@ -7,6 +7,7 @@ kept, and optionally the best.
 import dataclasses
 import math
 import numbers
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -245,7 +246,13 @@ def _arrays_and_numbers(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _is_whole(value: Any) -> bool:
     """Return True for a whole number, also one of NumPy or JAX."""
-    return np.ndim(value) == 0 and isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:  # an array of other numbers, or with axes
+        return False
+    return True
 
 
 def _is_storable(dtype: np.dtype[Any]) -> bool:

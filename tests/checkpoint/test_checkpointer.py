@@ -170,7 +170,7 @@ def test_swapped_and_wrong_arguments_of_restore(directory):
     tree = {"w": np.zeros(2, np.float32), "n": 1}
     with Checkpointer(directory) as checkpointer:
         checkpointer.save(3, tree)
-        for step in (tree, tree["w"], "last", None, 2.5, True):
+        for step in (tree, tree["w"], "last", None, 2.5, True, jnp.float32(3.5), [np.ones(2), np.ones(3)], np.ones(1)):
             with raises_code("checkpoint-restore-step", "restore(like, step)"):
                 checkpointer.restore(tree, step)
         for like in (3, "best", None):
