@@ -63,6 +63,7 @@ class Webhook(Listener):
         refuse_url(url, "the webhook")
         chosen, self.monitors = (tuple(as_several(words)) for words in (on, monitors))
         problems = [f"on has {kind!r}: {near(str(kind), KINDS)}" for kind in chosen if kind not in KINDS]
+        problems += [] if chosen else [f"on of Webhook is {on!r}, so it posts nothing: {near('', KINDS)}"]
         problems += address_problems(url) + header_problems({} if headers is None else headers)
         if not is_number(timeout) or not timeout > 0:
             problems.append(f"timeout of Webhook is {timeout!r}; it needs a number of seconds greater than 0")

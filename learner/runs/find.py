@@ -48,7 +48,8 @@ def each_run(places: Places, now: float | None = None) -> Iterator[RunReader]:
         except LearnerError as error:
             problems.append(Problem(error, code=error.code, **error.fields))
     if not read:
-        raise one_error(problems, "these runs cannot be read", code="run-unreadable")
+        none = [Problem("there is no directory of a run among the arguments", code="run-unreadable")]
+        raise one_error(problems or none, "these runs cannot be read", code="run-unreadable")
     for problem in problems:
         warn(f"{problem}; it is left out")
 

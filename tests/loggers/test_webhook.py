@@ -185,6 +185,7 @@ def test_redirect_targets_are_shown_without_secrets(server, tmp_path, where, sho
 
 def test_malformed_addresses_and_headers_are_refused_without_secrets():
     cases = [
+        ({"url": "http://127.0.0.1:1/hook", "on": None}, "logger-arguments-wrong", ["on of Webhook is None"]),
         ({"url": "http://me:secret@127.0.0.1:1/hook"}, "logger-arguments-wrong", []),
         ({"url": "http://secret@127.0.0.1:1/hook"}, "logger-arguments-wrong", []),
         (

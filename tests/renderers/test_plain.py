@@ -152,6 +152,17 @@ def test_a_single_selected_metric_needs_no_list(out, clock, play):
     assert lines_of(out)[1:] == ["epoch 1/3  valid Accuracy 0.875  1.5 s"]
 
 
+def test_none_selects_all_metrics(renderer, out, clock, play):
+    play.start(renderer)
+    play.epoch(renderer, 1)
+    lines = lines_of(out)
+    out.truncate(out.seek(0))
+    selected = PlainRenderer(out, clock, metrics=None)
+    play.start(selected)
+    play.epoch(selected, 1)
+    assert lines_of(out) == lines
+
+
 def test_unknown_selected_metric_is_reported(renderer, out, clock, play):
     play.start(PlainRenderer(out, clock, metrics=["Los", "Loss"]))
     assert len(lines_of(out)) == 2

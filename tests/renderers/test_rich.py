@@ -359,6 +359,16 @@ def test_selected_metrics_and_omitted_columns(out, clock, play):
         assert shown[at : at + len(titles)] == titles
 
 
+def test_none_selects_the_metrics_that_fit(make, out, clock, play):
+    shown = []
+    for renderer in (make(), RichRenderer(Console(file=out, force_terminal=True, width=80), clock, metrics=None)):
+        out.truncate(out.seek(0))
+        play.run(renderer)
+        renderer.close()
+        shown.append(Screen(out.getvalue()).lines())
+    assert shown[0] == shown[1]
+
+
 def test_messages_wrap_between_words_and_texts_do_not_wrap(make, out, play):
     renderer = make(width=30)
     play.start(renderer, metrics=[])

@@ -52,6 +52,7 @@ def test_table_of_runs(runs):
     assert str(by_directory).splitlines() == lines
     assert lines[1] in by_directory._repr_html_()
     assert str(compare(runs[:2], "Score")).splitlines() == lines
+    assert compare(runs[:2], None).lines() == compare(runs[:2]).lines()
 
 
 def test_a_single_run_needs_no_list(runs):

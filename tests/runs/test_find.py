@@ -53,6 +53,12 @@ def test_directories_without_runs_are_refused(tmp_path):
     assert "is not the directory of a run, and no run lies in it" in str(raised.value)
 
 
+def test_no_place_is_refused():
+    for places in (None, [], iter(())):
+        with raises_code("run-unreadable", "there is no directory of a run among the arguments"):
+            find_runs(places)
+
+
 def test_unreadable_run_is_skipped_with_a_warning(tmp_path):
     write_run(tmp_path / "a")
     (write_run(tmp_path / "b") / "journal.jsonl").unlink()
