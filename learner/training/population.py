@@ -22,8 +22,8 @@ from learner.steps.optimizer import init_optimizer, no_loss, update_params
 from learner.steps.population import Start
 from learner.training.options import Options
 from learner.util.jax_internals import distributed_state
-from learner.util.number_checks import is_finite, is_int
-from learner.util.text import first_line, name_of
+from learner.util.number_checks import is_finite, is_int, is_number
+from learner.util.text import count, first_line, name_of
 
 MOST_SEED = 2**32
 SEED, LR = "seed", "lr"
@@ -33,6 +33,10 @@ OTHERS = (
 )
 OTHER_NAMES = {"n": "size", "members": "size", "num_members": "size", "learning_rate": LR}
 """Usual names of other libraries."""
+REMEDIES = {
+    "size": "size is the number of drawn members, lr=loguniform(1e-5, 1e-2); seed=range(4) makes four members",
+    LR: "lr has the learning rates of the members, lr=[1e-4, 1e-3]",
+}
 
 COPY = "make what it holds in on_event, when it gets RunStarted"
 
@@ -162,6 +166,11 @@ def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int 
                 code="population-empty",
             )
         )
+    elif size is None and not problems and (other := next((x for x in OTHER_NAMES if is_number(values.get(x))), None)):
+        remedy = REMEDIES[OTHER_NAMES[other]]
+        problems.append(
+            Problem(f"{other} is no argument of population: {remedy}", code="population-key-other", name=other)
+        )
     elif size is None and not problems and not any(isinstance(x, Distribution) or _is_list(x) for x in values.values()):
         numbers = ", ".join(f"{name}={value!r}" for name, value in values.items())
         problems.append(
@@ -193,8 +202,8 @@ def population_of(values: Mapping[str, Any], *, zipped: bool = False, size: int 
         rows = [dict(zip(lists, row, strict=True)) for row in itertools.product(*lists.values())]
     if size is not None and len(rows) != size:
         raise LearnerError(
-            f"size is {size}, and the values make {len(rows)} members: leave size out, or draw values "
-            "(lr=loguniform(1e-5, 1e-2))",
+            f"size is {size}, and the values make {count(len(rows), 'member')}: size is the number of drawn members, "
+            f"lr=loguniform(1e-5, 1e-2); without it, seed=range({size}) makes as many",
             code="population-size",
             size=size,
         )

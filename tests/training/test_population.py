@@ -689,6 +689,24 @@ def test_a_misspelled_argument(tmp_path, name, meant):
         builder.build(line(3, 3), optax.adamw, 0.1, train_step=class_step)
 
 
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        ({"n": 4}, "seed=range(4) makes four"),
+        ({"lr": uniform(0, 1), "members": 4}, "size is the number of drawn members"),
+        ({"learning_rate": 0.1}, "lr=[1e-4, 1e-3]"),
+    ],
+)
+def test_a_usual_name_of_other_libraries(tmp_path, values, remedy):
+    with raises_code("population-key-other", remedy):
+        quiet(tmp_path / "run").population(**values)
+
+
+def test_size_without_drawn_values(tmp_path):
+    with raises_code("population-size", "make 1 member: ", "seed=range(4) makes as many"):
+        quiet(tmp_path / "run").population(seed=4, size=4)
+
+
 def test_a_list_of_one_value_makes_one_member(tmp_path):
     builder = quiet(tmp_path / "run").population(seed=[4])
     learner = builder.build(lambda rngs: {"w": jnp.zeros((3, 3))}, optax.sgd, 0.1, train_step=class_step)
