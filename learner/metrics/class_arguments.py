@@ -52,7 +52,7 @@ def classes_problem(what: str, classes: Any) -> str | None:
         return None if classes >= 1 else f"classes of {what} is {classes}; it needs 1 or more"
     names = list(classes) if isinstance(classes, list | tuple) else []
     if not names or not all(isinstance(name, str) for name in names):
-        return f"classes of {what} is {classes!r}; it needs how many there are, or a list of their names"
+        return f"classes of {what} is {classes!r}; it needs their number, or a list of their names"
     twice = sorted({name for name in names if names.count(name) > 1})
     details = ", ".join(map(repr, twice))
     return f"classes of {what} has {details} more than once; each class needs a different name" if twice else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, MergingMetric
-from learner.metrics.class_arguments import Classes, metric_name, set_classes
+from learner.metrics.class_arguments import Classes, is_integral, metric_name, set_classes
 from learner.metrics.class_averages import averaged
 from learner.metrics.counts import Count
 from learner.metrics.rows import as_int32, kept_rows
@@ -177,6 +177,11 @@ class _Table(_OfClasses):
                 "classes",
                 code="metric-class-names-type",
                 classes=self._classes,
+            )
+        if names is not None and not is_integral(classes):
+            raise LearnerError(
+                f"{type(self).__name__} got names of classes twice: classes is a list of names, so leave names out",
+                code="metric-class-names-twice",
             )
         if names is not None and len(names) != self._classes:
             raise LearnerError(

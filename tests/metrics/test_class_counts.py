@@ -247,7 +247,7 @@ def test_table() -> None:
     ("arguments", "message"),
     [
         ({"classes": 0}, "classes of Recall is 0; it needs 1 or more"),
-        ({"classes": 2.0}, "classes of Recall is 2.0; it needs how many there are, or a list of their names"),
+        ({"classes": 2.0}, "classes of Recall is 2.0; it needs their number, or a list of their names"),
         ({"classes": "cat"}, "classes of Recall is 'cat'"),
         ({"classes": True}, "classes of Recall is True"),
         ({"classes": ["a", "b", "a"]}, "classes of Recall has 'a' more than once"),

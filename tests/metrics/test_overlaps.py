@@ -93,6 +93,8 @@ def test_tables():
             DicePerClass(2, names=names)
     with raises_code("metric-class-names-count", "DicePerClass", "1", classes=2):
         DicePerClass(2, names=["one"])
+    with raises_code("metric-class-names-twice", "IoUPerClass"):
+        IoUPerClass(["a", "b"], names=["c", "d"])
 
 
 @pytest.mark.full
