@@ -29,13 +29,13 @@ OTHER_NAMES = {
     "pearson": "PearsonCorrelation",
     "r2score": "R2",
     "rmse": "RootMeanSquaredError",
-    "roc_auc": "AUROC",
     "rocauc": "AUROC",
     "spearman": "SpearmanCorrelation",
     "topk": "TopKAccuracy",
+    "trainer": "LearnerBuilder",
     "wer": "WordErrorRate",
 }
-"""The usual names of other libraries, in lower case."""
+"""The usual names of other libraries, in lower case and without underscores."""
 
 
 class LearnerError(ValueError):
@@ -180,20 +180,24 @@ def near(name: str, known: Sequence[str], otherwise: str | None = None) -> str:
 
 
 def closest(name: str, known: Sequence[str]) -> list[str]:
-    """Return the known names that a misspelt name may mean: those that differ in case only, the one that it has in
-    other libraries, or else up to three similar ones.
+    """Return the known names that a misspelt name may mean: those that differ in case or underscores only, the
+    one that it has in other libraries, or else up to three similar ones.
 
-    >>> closest("F1", ["AUROC", "FBeta"]), closest("EarlyStopping", ["MetricEarlyStopping"])
+    >>> closest("f1_score", ["AUROC", "FBeta"]), closest("EarlyStopping", ["MetricEarlyStopping"])
     (['FBeta'], ['MetricEarlyStopping'])
     """
     import difflib
 
-    lower = name.lower()
-    same = [each for each in known if each.lower() == lower or each == OTHER_NAMES.get(lower)]
+    plain = _caseless(name)
+    same = [each for each in known if _caseless(each) == plain or each == OTHER_NAMES.get(plain)]
     if close := same or difflib.get_close_matches(name, known, n=3, cutoff=0.6):
         return close
     by_lower = {each.lower(): each for each in known}
-    return [by_lower[each] for each in difflib.get_close_matches(lower, by_lower, n=3, cutoff=0.6)]
+    return [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
+
+
+def _caseless(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 def near_path(pattern: str, paths: Sequence[str]) -> str:

@@ -28,7 +28,12 @@ def item_number(index: Any, length: int, name: str) -> int:
     """
     if isinstance(index, slice):
         raise TypeError(f"{name} takes the number of one item; its method slice(start, stop, step) selects several")
-    number = operator.index(index)
+    try:
+        number = operator.index(index)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} takes the number of one item, not {_short(index)}; its method select(rows) selects several"
+        ) from error
     if not -length <= number < length:
         raise IndexError(f"item {number} of {name}, which has {length}: give 0 to {length - 1}, or -{length} to -1")
     return number + length if number < 0 else number

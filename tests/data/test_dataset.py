@@ -33,6 +33,9 @@ def test_several_rows_have_a_method():
     with pytest.raises(TypeError, match=r"its method slice\(start, stop, step\)"):
         data[:2]
     assert list(data.slice(stop=2)) == [0, 1]
+    for rows in ([0, 1], np.array([0, 1])):
+        with pytest.raises(TypeError, match=r"its method select\(rows\)"):
+            data[rows]
 
 
 def test_fractional_row_raises():

@@ -193,6 +193,9 @@ for package in map(importlib.import_module, {[f"learner.{name}" for name in PACK
         (learner, "EarlyStopping", "MetricEarlyStopping"),
         (learner, "Sharded", "learner.strategies.Sharded"),
         (learner.metrics, "F1", "FBeta"),
+        (learner.metrics, "f1_score", "FBeta"),
+        (learner.metrics, "roc_auc", "AUROC"),
+        (learner, "Trainer", "LearnerBuilder"),
         (learner.metrics, "RMSE", "RootMeanSquaredError"),
         (learner.metrics, "accuracies", "Accuracy"),
         (learner.loggers, "CSV", "Csv"),
@@ -211,7 +214,7 @@ def test_names_like_no_other_have_no_hint():
 
 
 def test_other_names_are_those_of_public_classes():
-    known = {*learner.metrics.__all__, *learner.loggers.__all__}
+    known = {*learner.__all__, *learner.metrics.__all__, *learner.loggers.__all__}
     assert {*OTHER_NAMES.values()} <= known
 
 
