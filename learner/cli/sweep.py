@@ -21,6 +21,7 @@ from learner.cli.sweeps.sweep_report import (
     longer_members,
     member_notes,
     metric_of,
+    was_extended,
 )
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
@@ -187,13 +188,18 @@ class _Progress:
         """Print the lines of the members of a group that has ended."""
         self.has_faults |= end.is_fault
         for member in group.members:
-            outcome = Outcome(member, read_summary(self._plan.directory / member.name))
+            outcome = self._outcome(member)
             if end.code == IN_USE:
                 outcome = Outcome(member, None, in_use=True)
             elif end.failure and not (group.traced and outcome.stopped_by):  # members of a population end individually
                 outcome = Outcome(member, None, end.failure, end.code)
             self.outcomes.append(outcome)
             self._show(outcome, time_or_kept)
+
+    def _outcome(self, member: SweepMember) -> Outcome:
+        directory = self._plan.directory / member.name
+        summary = read_summary(directory)
+        return Outcome(member, summary, extended=summary is not None and was_extended(directory))
 
     def _show(self, outcome: Outcome, time_or_kept: str) -> None:
         if self.metric is None and outcome.summary is not None:
@@ -223,7 +229,8 @@ def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bo
         return 1 if any(each.failure for each in outcomes) else 0
     report = SweepReport(*progress.metric, outcomes)
     best = report.best()
-    command = None if best is None or plan.takes_over else plan.command(best[1].member)
+    is_one_run = best is not None and not best[1].extended and not plan.takes_over
+    command = plan.command(best[1].member) if best is not None and is_one_run else None
     if as_json:
         print(json.dumps(report.to_json(plan.directory, command), indent=2, allow_nan=False))
     elif as_table:

@@ -17,7 +17,7 @@ class Distribution:
       low: the lower bound.
       high: the upper bound.
       log: True if the logarithms of the numbers are uniform, rather than the numbers.
-      whole: True if only whole numbers are drawn, each at most once as long as there are others.
+      whole: True if only whole numbers are drawn, each once until all have been used.
     """
 
     low: float

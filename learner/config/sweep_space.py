@@ -105,8 +105,13 @@ class SweepSpace:
         else:
             pairs = itertools.product(draws, combinations)
         rows = [{key: (a | b)[key] for key in self.columns} for a, b in pairs]
-        is_drawn = any(each.whole for each in self.distributions.values())
-        _refuse_twice(rows, "draw fewer, or from wider bounds" if is_drawn else "give each value once")
+        if twice := _first_twice(rows):
+            remedy = "give each value once" if _first_twice(combinations) else "draw fewer, or from wider bounds"
+            raise LearnerError(
+                f"the members {twice[0]} and {twice[1]} have the same values, "
+                f"{', '.join(f'{key}={_word(value)}' for key, value in rows[twice[0]].items())}: {remedy}",
+                code="sweep-member-twice",
+            )
         return _numbered(rows)
 
 
@@ -213,17 +218,14 @@ def _expanded(key: str, item: Any) -> Sequence[Any]:
     return range(first, last + 1)
 
 
-def _refuse_twice(rows: Sequence[Mapping[str, Any]], remedy: str) -> None:
+def _first_twice(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    """Return the first two rows with the same values, or None."""
     seen: dict[tuple[Any, ...], int] = {}
     for index, row in enumerate(rows):
-        identity = tuple(_identity(value) for value in row.values())
-        if identity in seen:
-            raise LearnerError(
-                f"the members {seen[identity]} and {index} have the same values, "
-                f"{', '.join(f'{key}={_word(value)}' for key, value in row.items())}: {remedy}",
-                code="sweep-member-twice",
-            )
-        seen[identity] = index
+        first = seen.setdefault(tuple(_identity(value) for value in row.values()), index)
+        if first != index:
+            return first, index
+    return None
 
 
 def _identity(value: Any) -> Any:

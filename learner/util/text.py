@@ -160,12 +160,12 @@ def first_line(error: BaseException) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Return the text up to the first period before a capital letter.
+    """Return the text up to the first period before a capital letter or a parenthesis.
 
-    >>> first_sentence("the loss is 1.5e9. Try a lower rate. Or clip"), first_sentence("a.b is 0")
+    >>> first_sentence("the loss is 1.5e9. Try a lower rate. Or clip"), first_sentence("a.b is 0. (Or 1)")
     ('the loss is 1.5e9', 'a.b is 0')
     """
-    return re.split(r"\.\s+(?=[A-Z])", text, maxsplit=1)[0]
+    return re.split(r"\.\s+(?=[A-Z(])", text, maxsplit=1)[0]
 
 
 def utf8_safe(text: str) -> str:

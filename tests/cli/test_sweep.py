@@ -166,12 +166,16 @@ def test_every_key_may_have_several_values(importable, config, word, values):
     assert [member.values for member in plan_of(config, word).members] == [{key: value} for value in values]
 
 
-def test_argument_of_each_object_is_set_after_the_object(importable, config):
+def test_argument_of_each_object_is_set_after_the_object(importable, config, line_config):
     planned = plan_of(config, "--optimizer=SGD,Adam", "--optimizer.clip_norm=1.0", "--num_epochs=1")
     assert [member.values for member in planned.members] == [
         {"optimizer": name, "optimizer.clip_norm": 1.0} for name in ("SGD", "Adam")
     ]
     assert planned.shared == {"num_epochs": 1}
+    first = plan_of(config, "--optimizer.clip_norm=1.0", "--optimizer=SGD,Adam", "--num_epochs=1")
+    assert (first.members, first.shared) == (planned.members, planned.shared)
+    section = plan_of(write(line_config, sweep={"optimizer.clip_norm": 1.0}), "--optimizer=SGD,Adam")
+    assert section.members == planned.members
     with raises_code("config-arguments-mismatch", "Adam has no argument 'momentum'", "section sweep: optimizer: ["):
         plan_of(config, "--optimizer=SGD,Adam", "--optimizer.momentum=0.5,0.9")
 
@@ -472,10 +476,14 @@ def test_sweep_gets_more_epochs(learner, line_config, workplace):
     assert (code, out.count("at epoch 2, num_epochs")) == (0, 1)
     alone, member = (read_history(Path(place)) for place in ("alone", "run-sweep/000-seed=0"))
     assert [alone[key] for key in alone] == [member[key] for key in alone]
-    assert learner(*words, "--num_epochs=2")[1].count(", kept\n") == 1
-    assert [read_summary(run.directory)["epochs"] for run in find_runs(["run-sweep"])] == [2, 2]
+    grown = learner(*words, "--num_epochs=2", "--seed=0..2")[1]
+    assert grown.count(", kept\n") == 1
+    assert "2 members were resumed from a shorter run: a schedule that depends on the length" in grown
+    best_member = json.loads(learner(*words, "--num_epochs=2", "--seed=0..2", "--json")[1])["best"]
+    assert ("by itself: " in grown) == (best_member == "002-seed=2")
+    assert [read_summary(run.directory)["epochs"] for run in find_runs(["run-sweep"])] == [2, 2, 2]
     with raises_code("sweep-different", "num_epochs was 2 and is 1"):
-        plan_of(*words[1:]).open()
+        plan_of(*words[1:], "--seed=0..2").open()
 
 
 HOLD = """

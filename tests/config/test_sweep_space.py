@@ -76,6 +76,8 @@ def test_whole_numbers_are_drawn_once_as_long_as_there_are_others():
     assert all(number % 10**6 for number in randint(10**9, 10**10).draws("seed", 0, 3))  # not rounded to four digits
     with raises_code("sweep-member-twice", "draw fewer"):
         SweepSpace({"width": randint(3, 6)}, size=5).members()
+    with raises_code("sweep-member-twice", "members 0 and 1 have", "give each value once"):
+        SweepSpace({"width": randint(3, 6), "seed": [1, 1]}, size=2).members()
 
 
 def test_draws_do_not_change():

@@ -11,6 +11,7 @@ from learner.cli.configs.sweep_groups import SweepGroup
 from learner.config.sweep_space import SweepMember
 from learner.errors import LearnerError, near
 from learner.runs.flat_config import text_of
+from learner.runs.journal import read_journal
 from learner.runs.layout import ENDS, read_summary
 from learner.runs.spread import Spread
 from learner.training.monitors import default_monitor
@@ -36,6 +37,7 @@ class Outcome:
       failure: the reason why it failed; empty if it did not.
       code: the code of the error, if it failed.
       in_use: True if another process trains it.
+      extended: True if its run was resumed with another number of epochs or steps.
     """
 
     member: SweepMember
@@ -43,6 +45,7 @@ class Outcome:
     failure: str = ""
     code: str = ""
     in_use: bool = False
+    extended: bool = False
 
     @property
     def stopped_by(self) -> str:
@@ -73,6 +76,17 @@ def has_ended(directory: Path, group: SweepGroup, content: Mapping[str, Any]) ->
     reason = str(summary.get("stopped_by"))
     length, number = content.get(reason), summary.get(TRAINED.get(reason, ""))
     return reason.startswith(ENDS) and not (is_int(length) and is_int(number) and number < length)
+
+
+def was_extended(directory: Path) -> bool:
+    """Return True if the run was resumed with another `num_epochs` or `num_steps` than before."""
+    lengths: set[str] = set()
+    for _, entry in read_journal(directory):
+        if entry.get("event") == "start":
+            config = entry.get("config")
+            length = repr([config.get(key) for key in TRAINED] if isinstance(config, Mapping) else None)
+            lengths = {*(lengths if entry.get("resumed") else ()), length}
+    return len(lengths) > 1
 
 
 def longer_members(directory: Path, groups: Sequence[SweepGroup]) -> list[str]:
@@ -181,6 +195,12 @@ class SweepReport:
             notes.append(f"{count(missing, 'member')} {verb} no finite value of {self.key}")
         if len({row.is_complete for row in rows}) > 1:
             notes.append("configurations that lack the value of a member are ranked after the others")
+        if extended := sum(each.extended for each in self.outcomes):
+            verb = "was" if extended == 1 else "were"
+            notes.append(
+                f"{count(extended, 'member')} {verb} resumed from a shorter run: a schedule that depends on the length "
+                "differs from that of one run"
+            )
         return notes
 
     def to_json(self, directory: Path, command: str | None) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def _columns(
     columns: dict[str, Sequence[Any] | Distribution] = {}
     shared: dict[str, Any] = {}
     broken: list[str] = []
-    for key, items in given.items():
+    for key in _after_objects(given):
+        items = given[key]
         try:
             _refuse_fixed(key)
             values = values_of(key, items)
@@ -113,6 +114,21 @@ def _columns(
             broken.append(key)
             problems += problems_of(error)
     return columns, shared, broken
+
+
+def _after_objects(given: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the keys in order, but each argument after the list of the objects that it belongs to, if there is one.
+
+    >>> _after_objects({"optimizer.b1": [0.9], "seed": [0, 1], "optimizer": ["Adam", "AdamW"]})
+    ['seed', 'optimizer', 'optimizer.b1']
+    """
+    places = {key: place for place, key in enumerate(given) if len(given[key]) > 1}
+
+    def place(pair: tuple[int, str]) -> tuple[int, int]:
+        own, key = pair
+        return max([own, *(at for each, at in places.items() if key.startswith(f"{each}."))]), key.count(".")
+
+    return [key for _, key in sorted(enumerate(given), key=place)]
 
 
 def _refuse_fixed(key: str) -> None:
