@@ -162,7 +162,7 @@ class Checkpointer:
           DamagedError: the requested checkpoint is damaged.
           LearnerError: there is no checkpoint, or its tree differs; the message lists all differences.
         """
-        if not (step in ("latest", "best") if isinstance(step, str) else _is_whole(step)):
+        if not (step in ("latest", "best") if isinstance(step, str) else _is_integer(step)):
             raise LearnerError(
                 f"the step of restore(like, step) is {short(repr(step))}; it needs the number of a checkpoint, "
                 "'latest' or 'best'",
@@ -244,7 +244,7 @@ def _arrays_and_numbers(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, {n: x for n, x in named.items() if isinstance(x, numbers.Real) and n not in arrays}
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     """Return True for a whole number, also one of NumPy or JAX."""
     if not isinstance(value, SupportsIndex) or isinstance(value, bool):
         return False

@@ -10,9 +10,8 @@ from learner.cli.configs.builder_options import methods
 from learner.cli.configs.config_arguments import parameters_of
 from learner.cli.configs.importing import import_path
 from learner.cli.configs.recipes import named
-from learner.cli.configs.schema import CONTEXT, names_for
+from learner.cli.configs.schema import CONTEXT, SELECTIONS, names_for
 from learner.cli.configs.signatures import random_parameters, signature_parser
-from learner.cli.sweeps.sweep_plan import SELECTIONS
 from learner.cli.usage import TOPICS, Paragraph, entries_of, fill
 from learner.errors import LearnerError, near
 

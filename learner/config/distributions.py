@@ -17,21 +17,21 @@ class Distribution:
       low: the lower bound.
       high: the upper bound.
       log: True if the logarithms of the numbers are uniform, rather than the numbers.
-      whole: True if only whole numbers are drawn, each once until all have been used.
+      integer: True if only whole numbers are drawn, each once until all have been used.
     """
 
     low: float
     high: float
     log: bool
-    whole: bool = False
+    integer: bool = False
 
     def draws(self, name: str, seed: int, count: int) -> list[float]:
         """Return the numbers for a name. Each name has its own generator, so adding a name does not change the draws of
         other names.
         """
         generator = random.Random(f"{seed}/{name}")
-        if self.whole:
-            return self._whole_draws(generator, count)
+        if self.integer:
+            return self._integer_draws(generator, count)
         numbers: list[float] = []
         known: set[float] = set()
         for _ in range(count):
@@ -42,7 +42,7 @@ class Distribution:
             known.add(rounded)
         return numbers
 
-    def _whole_draws(self, generator: random.Random, count: int) -> list[float]:
+    def _integer_draws(self, generator: random.Random, count: int) -> list[float]:
         low, high = int(self.low), int(self.high)
         numbers: list[float] = []
         known: set[int] = set()
@@ -68,7 +68,7 @@ def uniform(low: float, high: float) -> Distribution:
       LearnerError: a bound is not a finite number, or `low` is not below `high`.
 
     >>> uniform(0.0, 0.1)
-    Distribution(low=0.0, high=0.1, log=False, whole=False)
+    Distribution(low=0.0, high=0.1, log=False, integer=False)
     """
     return Distribution(*_bounds("uniform", low, high), log=False)
 
@@ -81,7 +81,7 @@ def loguniform(low: float, high: float) -> Distribution:
       LearnerError: a bound is not a finite number greater than 0, or `low` is not below `high`.
 
     >>> loguniform(1e-5, 1e-2)
-    Distribution(low=1e-05, high=0.01, log=True, whole=False)
+    Distribution(low=1e-05, high=0.01, log=True, integer=False)
     """
     low, high = _bounds("loguniform", low, high)
     if low <= 0:
@@ -108,7 +108,7 @@ def randint(low: float, high: float) -> Distribution:
         raise LearnerError(
             f"randint({low:g}, {high:g}) needs whole numbers", code="population-range", low=low, high=high
         )
-    return Distribution(int(low), int(high), log=False, whole=True)
+    return Distribution(int(low), int(high), log=False, integer=True)
 
 
 def _bounds(name: str, low: Any, high: Any) -> tuple[float, float]:

@@ -154,7 +154,7 @@ def values_of(key: str, items: Sequence[Any]) -> list[Any] | Distribution:
       LearnerError: there are no items, or a range or a distribution is invalid.
 
     >>> values_of("seed", ["0..3", 7]), values_of("lr", ["uniform:0:1"])
-    ([0, 1, 2, 3, 7], Distribution(low=0.0, high=1.0, log=False, whole=False))
+    ([0, 1, 2, 3, 7], Distribution(low=0.0, high=1.0, log=False, integer=False))
     """
     if not items:
         raise LearnerError(f"{key} has no values: --{key}=1,2", code="sweep-values-empty", key=key)

@@ -68,8 +68,8 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
         )
     if not next(iter(shapes.values()))[0]:
         raise LearnerError(
-            f"a batch of the {split} data has 0 rows, so it has no mean and no gradient: let the loader skip such "
-            "batches, as after a filter",
+            f"a batch of the {split} data has 0 rows, so it has no mean and no gradient: leave such batches "
+            "out, for example those that a filter has emptied",
             code="batch-without-rows",
             split=split,
         )

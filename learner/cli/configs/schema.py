@@ -54,6 +54,9 @@ PROCESS = ("overwrite", "resume", "checkpoint")
 OF_MACHINE = ("devices", "strategy", "with_time_limit", *OBSERVER_KEYS)
 """Options whose values are checked against the machine: its devices, job, packages and environment variables."""
 
+SELECTIONS = ("halving", "exploit")
+"""Keys that rank the members of a sweep. Ranked members train together."""
+
 SWEEP = "sweep"
 """A section of a config for `learner sweep`. It is not an option, and other commands ignore it."""
 

@@ -15,7 +15,7 @@ from learner.cli.configs.config import RunConfig
 from learner.cli.configs.cores import PLACES, claim_cores
 from learner.cli.configs.overrides import apply_overrides, override, read_configs, value_of
 from learner.cli.configs.problems import problems_of
-from learner.cli.configs.schema import NEEDED, PARTS, PROCESS, SWEEP
+from learner.cli.configs.schema import NEEDED, PARTS, PROCESS, SELECTIONS, SWEEP
 from learner.cli.configs.sweep_groups import SweepGroup, groups_of, keyword_of, share_order, singles
 from learner.cli.sweeps.sweep_places import separate_places
 from learner.cli.sweeps.sweep_report import Outcome, has_ended, metric_of
@@ -35,9 +35,6 @@ from learner.util.number_checks import is_int, is_number
 from learner.util.text import count
 
 MANY = 8  # numbers of a key
-EXPLOIT = "exploit"
-SELECTIONS = ("halving", EXPLOIT)
-"""Keys of a config that rank members. Ranked members train together."""
 
 
 class QuietBuilder(LearnerBuilder):
@@ -131,7 +128,7 @@ class SweepPlan:
     @property
     def takes_over(self) -> bool:
         """True if members copy the states of others, so that no single run repeats a member."""
-        return EXPLOIT in self.content
+        return "exploit" in self.content
 
     def command(self, member: SweepMember) -> str:
         """Return the command that trains a member alone, without listeners, because addresses may be secret."""
