@@ -420,7 +420,7 @@ def test_a_changed_dtype_or_structure_is_an_error(second, message):
         ({"x": np.zeros((4, 2)), "y": np.zeros(3)}, "batch-axes-differ", ("'x'", "[4, 2]", "'y'", "[3]", "x[None]")),
         ({"x": np.zeros((4, 2)), "y": 3.0}, "batch-axes-differ", ("'x'", "[4, 2]", "'y'", "[]")),
         (5, "batch-axes-differ", ("[]",)),
-        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "batch-without-rows", ("train", "skip")),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "batch-without-rows", ("train", "0 rows")),
         (
             {"x": np.zeros(2), "name": np.array(["a", "b"])},
             "batch-dtype",
