@@ -12,6 +12,7 @@ from learner.errors import LearnerError
 from learner.models.base import OF_COLLECTIONS, PARAMS, ModelAdapter, Trainable, select_leaves
 from learner.models.pytrees import TreeAdapter
 from learner.util.code_location import code_location
+from learner.util.text import short
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -53,9 +54,10 @@ class Linen:
     def __init__(self, module: Any, variables: Any, rngs: Sequence[str] = ("dropout",)):
         import flax.core
 
-        if "params" not in variables:
+        if not isinstance(variables, Mapping) or "params" not in variables:
+            shown = f"variables with {sorted(variables)}" if isinstance(variables, Mapping) else short(repr(variables))
             raise LearnerError(
-                f"Linen got variables with {sorted(variables)}; it needs what module.init returns, with 'params'",
+                f"Linen got {shown}; it needs what module.init(key, x) returns, with 'params'",
                 code="model-linen-variables",
             )
         self.module = module

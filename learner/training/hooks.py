@@ -308,7 +308,7 @@ def _shown(returned: Any) -> str:
     with contextlib.suppress(TypeError, ValueError):  # keys of several types have no order
         returned = jax.tree.map(short, returned)
     try:
-        text = repr(returned)
+        text = " ".join(repr(returned).split())
         return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
     except Exception:  # from a `__repr__` of the user's
         return f"a {type(returned).__name__} that cannot be written out"

@@ -711,6 +711,11 @@ def test_linen_variables_without_params_are_an_error():
         Linen(LinenNet(), {"batch_stats": {}})
 
 
+def test_an_input_in_the_place_of_linen_variables_is_an_error():
+    with raises_code("model-linen-variables", "Array([[0., 0., 0.]]"):
+        Linen(LinenNet(), jnp.zeros((1, 3)))
+
+
 @dataclasses.dataclass
 class Unregistered:
     w: object

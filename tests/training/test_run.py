@@ -48,6 +48,7 @@ from learner.training.stopping import StopController, StopRequest
 from tests.support.codes import raises_code
 from tests.support.runs import (
     STEPS,
+    Net,
     T,
     X,
     batches,
@@ -245,8 +246,18 @@ FREE = types.SimpleNamespace(sets_lr=False)  # a validator
 
 @pytest.mark.parametrize(
     "returned",
-    [3.0, "text", {"a": np.zeros((99, 99))}, {"a": None}, [1.0, 2.0], {"a": 10**400}, {"a": -(10**5000)}, Unshowable()],
-    ids=["number", "text", "array", "nothing", "list", "too large", "too large to be written", "no repr"],
+    [
+        3.0,
+        "text",
+        {"a": np.zeros((99, 99))},
+        {"a": None},
+        [1.0, 2.0],
+        {"a": 10**400},
+        {"a": -(10**5000)},
+        Unshowable(),
+        Net(),
+    ],
+    ids=["number", "text", "array", "nothing", "list", "too large", "too large to be written", "no repr", "a model"],
 )
 def test_unusable_return_values_of_hooks_are_refused(returned):
     runner = types.SimpleNamespace(model=dict, arrays_of=dict, attributes_of=dict)
@@ -264,6 +275,7 @@ def test_unusable_return_values_of_hooks_are_refused(returned):
             FREE,
         ).call([mine], Position(), None)
     assert "0., 0., 0." not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
