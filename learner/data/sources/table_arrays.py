@@ -267,7 +267,7 @@ class Column:
             return self.values
         values = list(self.values)
         kinds = set(map(type, values))
-        if missing is not None and type(None) in kinds:
+        if missing is not None and type(None) in kinds and list not in kinds:  # no number replaces a list
             values = [missing if value is None else value for value in values]
             kinds = set(map(type, values))
         if not kinds <= {bool, int, float, list} or (list in kinds and len(kinds) > 1):
@@ -312,14 +312,17 @@ class Column:
 
     def _no_numbers(self, values: Sequence[Any]) -> None:
         any_number = any(isinstance(value, int | float) for value in values)
+        any_list = any(isinstance(value, list) for value in values)
         for row, value in enumerate(values):
             if value is None:
-                self._add_problem(row, "it is missing (missing= sets the number that replaces it)")
+                remedy = "a column of lists needs one in each row"
+                remedy = remedy if any_list else "missing= sets the number that replaces it"
+                self._add_problem(row, f"it is missing: {remedy}")
             elif isinstance(value, str):
                 hint = "" if any_number else f" (labels={{{self.field!r}: None}} numbers the texts; null in YAML)"
                 hint = DATE_HINT if _is_date(value[:SHOWN]) else hint
                 self._add_problem(row, f"{value[:SHOWN]!r} is not a number{hint}")
-            elif type(value) not in (bool, int, float):
+            elif type(value) not in (bool, int, float) and (any_number or not isinstance(value, list)):
                 self._add_problem(row, f"a {type(value).__name__} is not a number")
 
     def _check_int64(self, row: int, value: int) -> int:

@@ -1,6 +1,7 @@
 """Tests of Parquet and Arrow files written by pyarrow."""
 
 import datetime
+import decimal
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ COLUMNS = {
     "d": pa.array(["q", "p", "q"]).dictionary_encode(),
     "v": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32())),
     "w": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2)),
+    "m": pa.array([decimal.Decimal("0.50"), decimal.Decimal("-1.25"), decimal.Decimal("1000.00")]),
 }
 ARRAYS = {
     "i": np.array([1, 2, 3], np.int16),
@@ -31,6 +33,7 @@ ARRAYS = {
     "d": np.array([1, 0, 1], np.int32),
     "v": np.array([[1, 2], [3, 4], [5, 6]], np.float32),
     "w": np.array([[1, 2], [3, 4], [5, 6]], np.int32),
+    "m": np.array([0.5, -1.25, 1000.0]),
 }
 
 
@@ -107,6 +110,22 @@ def test_fields_types_and_nulls(kind):
     assert [batch["i"].tolist() for batch in loader] == [[1, 2], [3]]
 
 
+def test_a_column_without_values_in_one_of_several_files(kind, tmp_path):
+    read, write_columns = kind
+    Path(write_columns(x=pa.nulls(2), s=pa.nulls(2))).rename(tmp_path / "part-0.file")
+    Path(write_columns(x=pa.array([0.5]), s=pa.array(["y"]))).rename(tmp_path / "part-1.file")
+    table = read(tmp_path / "part-*.file", labels=["s"], missing=-1)
+    assert {name: array.tolist() for name, array in table.arrays.items()} == {"x": [-1, -1, 0.5], "s": [0, 0, 1]}
+    assert table.labels == {"s": ("", "y")}
+
+
+def test_views_of_texts_are_texts(tmp_path):
+    # Such as polars writes; for Parquet files, pyarrow has none.
+    pa.feather.write_feather(pa.table({"s": pa.array(["y", "x", None], pa.string_view())}), tmp_path / "a.file")
+    table = arrow(tmp_path / "a.file", labels=["s"], missing=0)
+    assert (table.arrays["s"].tolist(), table.labels) == ([2, 1, 0], {"s": ("", "x", "y")})
+
+
 def test_wrong_columns(kind):
     read, write_columns = kind
     path = write_columns(**COLUMNS, n=pa.array([1, None, 3]), t=pa.array([datetime.datetime(2020, 1, 1)] * 3))
@@ -122,6 +141,9 @@ def test_wrong_columns(kind):
         read(path, {"x": "f"}, dtypes={"x": "int8"})
     with raises_code("data-columns-unreadable", "2", "'u'", "[1]"):
         read(write_columns(u=pa.array([[1, 2], [3]])))
+    with raises_code("data-columns-unreadable", "row 2", "'u'", "one in each row") as raised:
+        read(write_columns(u=pa.array([[1, 2], None, [3, 4]])), missing=0)
+    assert "row 1" not in str(raised.value)
 
 
 def test_damaged_files(kind, tmp_path):
