@@ -76,8 +76,9 @@ class ImageDecoder:
 
     def _array(self, image: Any, name: str, pillow: Any) -> np.ndarray:
         if image.mode != self.mode and (image.mode.startswith(("I", "F")) or self.mode == "I;16"):
+            remedy = 'mode="I;16" reads it' if image.mode == "I;16" else "store all images with as many bits"
             raise LearnerError(
-                f"{name} has the mode {image.mode}, which is not converted to {self.mode}",
+                f"{name} has the mode {image.mode}, which is not converted to {self.mode}: {remedy}",
                 code="data-image-mode-unconvertible",
             )
         converted = image if image.mode == self.mode else image.convert(self.mode)

@@ -12,8 +12,11 @@ from learner.data.indices import item_number
 from learner.data.input_files import PathLike, folder, readable, refuse_special
 from learner.data.sources.image_decoder import ImageDecoder
 from learner.errors import LearnerError, near
+from learner.util.text import count
+from learner.util.user_warnings import warn
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+OTHER_SUFFIXES = (".avif", ".bmp", ".gif", ".heic", ".jfif", ".tif", ".tiff", ".webp")  # images that are not read
 
 
 class ImageFolder(Dataset):
@@ -64,12 +67,17 @@ class ImageFolder(Dataset):
         self._decoder = ImageDecoder("ImageFolder", size, mode, scaled, max_pixels)
         root = folder(directory, "ImageFolder", "it needs directory/CLASS/NAME.png").absolute()
         self.classes = _classes(root, classes)
-        images = [_images(root / name) if (root / name).is_dir() else [] for name in self.classes]
+        images = [_files(root / name, SUFFIXES) for name in self.classes]
         empty = [name for name, files in zip(self.classes, images, strict=True) if not files and classes is None]
         if empty or not any(images):
             raise LearnerError(
                 f"ImageFolder: {root} has no {', '.join(SUFFIXES)} in {', '.join(empty or self.classes)}",
                 code="data-images-missing",
+            )
+        if others := [path for name in self.classes for path in _files(root / name, OTHER_SUFFIXES)]:
+            warn(
+                f"ImageFolder reads only {', '.join(SUFFIXES)}, so {count(len(others), 'image')} of {root} are left "
+                f"out, such as {others[0]}: convert them"
             )
         self.files = [path for files in images for path in files]
         self.labels = {"label": self.classes}
@@ -104,11 +112,13 @@ def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:
     return list(classes)
 
 
-def _images(root: Path) -> list[str]:
-    """Return the paths of all images below a directory, sorted, without hidden files."""
+def _files(root: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the paths of all files below a directory with one of the suffixes, sorted, without hidden files. Return no
+    paths if the directory does not exist.
+    """
     return sorted(
         os.path.join(directory, name)
         for directory, _, names in os.walk(root)
         for name in names
-        if name.lower().endswith(SUFFIXES) and not name.startswith(".")  # such as ._1.png, which is not an image
+        if name.lower().endswith(suffixes) and not name.startswith(".")  # such as ._1.png, which is not an image
     )

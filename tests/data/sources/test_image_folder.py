@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from learner import LearnerWarning
 from learner.data import DataLoaderBuilder, ImageFolder
 from learner.util.distribution import install_hint
 from tests.support.codes import raises_code
@@ -64,8 +65,16 @@ def test_sixteen_bits_are_kept(tmp_path):
     Image.fromarray(np.array([[0, 256], [40_000, 65_535]], np.uint16)).save(tmp_path / "a" / "a.png")
     assert ImageFolder(tmp_path, mode="I;16", scaled=False)[0]["image"].tolist() == [[0, 256], [40_000, 65_535]]
     assert ImageFolder(tmp_path, mode="I;16")[0]["image"][1, 1] == 1
-    with raises_code("data-image-unreadable", "a.png", "16"):
+    with raises_code("data-image-unreadable", "a.png", 'mode="I;16"'):
         ImageFolder(tmp_path)[0]
+
+
+def test_images_of_other_formats_are_named_by_a_warning(folder):
+    Image.fromarray(PIXELS).save(folder / "dog" / "d.webp")
+    Image.fromarray(PIXELS).save(folder / "dog" / "young" / "E.BMP")
+    with pytest.warns(LearnerWarning, match=r"2 images .*/dog/d\.webp"):
+        data = ImageFolder(folder)
+    assert len(data) == 3
 
 
 def test_classes_in_a_given_order(folder):
