@@ -114,8 +114,9 @@ def stream(items: Any, size: int | None = None) -> StreamMixture:
 
     Args:
       items: an iterable of items that can be read again, or a function that returns one, such as a generator function.
-      size: items per epoch, for items without an end: each epoch begins where the last one ended. By default each epoch
-        reads the items from their start.
+      size: items per epoch, for many items or items without an end: each epoch begins where the last one ended. An
+        epoch that reaches the end of the items ends there, and the next one begins at their start. By default each
+        epoch reads the items from their start.
 
     Raises:
       LearnerError: the items are an iterator, which can be read only once, or data with a length and an index, which
