@@ -182,17 +182,12 @@ class ReplayedRun:
 
     def _restore(self, step: int) -> Restored:
         definition = self._definition
-        options, shapes, inputs = definition.options, definition.shapes(), self._inputs
-        description = definition.strategy.description
-        lr, plateau = definition.optimizer.lr, definition.optimizer.plateau
-        lr_of_run = lr if definition.step.schedule is None and plateau is None else None
 
         def differing(progress: Mapping[str, Any]) -> list[str]:
-            fingerprint = fingerprint_of(options, definition.step, shapes, inputs, lr_of_run, plateau, description)
-            return differences(progress, fingerprint, 1, False, ("metrics",))
+            return differences(progress, fingerprint_of(definition, self._inputs), 1, False, ("metrics",))
 
-        placed = SingleDevice(definition.strategy.devices[0]).placed_shapes(shapes)
-        with contextlib.closing(open_store(options)) as store:
+        placed = SingleDevice(definition.strategy.devices[0]).placed_shapes(definition.shapes())
+        with contextlib.closing(open_store(definition.options)) as store:
             return restore(store, store.find(step=step), placed, definition.step.fill_missing, differing=differing)
 
     def _open(self, position: Position, data: Any) -> Iterator[MicroBatchGroup]:

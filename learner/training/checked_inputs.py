@@ -9,12 +9,10 @@ from typing import Any
 from learner.distributed.connection import unconnected_launcher
 from learner.errors import LearnerError, Problem, one_error
 from learner.optimizers.base import OptimizerFactory
-from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.eval_params import has_eval_params
 from learner.steps.optimizer import check_replicas, ignores_rate, may_evaluate_loss, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
-from learner.strategies.base import Strategy
 from learner.training.checks.population_checks import (
     data_order_problems,
     memory_problems,
@@ -58,9 +56,8 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
     options, strategy = definition.options, definition.strategy
     # First, as this redefines the step with resolved schedules, and drops its traces.
     problems = definition.resolve(inputs.source("train").batches)
-    shapes, plateau = definition.shapes(), definition.optimizer.plateau
-    raw = definition.optimizer.raw
-    step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems, raw)
+    shapes = definition.shapes()
+    step = _checked_step(definition, inputs, problems)
     # Only if it differs, as each change drops the traced shapes of the first state.
     facts = {name: getattr(step, name) for name in ("own_grads", "unfrozen")}
     if facts != {name: getattr(definition.step, name) for name in facts}:
@@ -127,25 +124,12 @@ def _ignored_annotations(definition: TrainingDefinition) -> list[str]:
     ]
 
 
-def checked_step(
-    options: Options,
-    step: StepFunctions,
-    state: TrainState,
-    inputs: Inputs,
-    plateau: ReduceOnPlateau | None,
-    strategy: Strategy,
-    known: Sequence[str] = (),
-    raw: Sequence[str] = (),
-) -> StepFunctions:
-    """Trace the steps on the first batches and report all problems in one error.
-
-    Args:
-      known: problems that are already known.
-      raw: see `OptimizerDefinition`.
-
-    Returns:
-      The step, which now records if it computes its own gradients. `inputs` gets the traced steps.
+def _checked_step(definition: TrainingDefinition, inputs: Inputs, known: Sequence[str] = ()) -> StepFunctions:
+    """Trace the steps on the first batches and report all problems in one error, after those that are `known`. Return
+    the step, which now records if it computes its own gradients. `inputs` gets the traced steps.
     """
+    options, step, state, strategy = definition.options, definition.step, definition.shapes(), definition.strategy
+    plateau, raw = definition.optimizer.plateau, definition.optimizer.raw
     problems = [*known, *strategy.problems(state)]
     if step.optimizer is None and step.update is None:
         problems += no_optimizer()

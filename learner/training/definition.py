@@ -12,7 +12,7 @@ import numpy as np
 
 from learner.data.source import source_of
 from learner.data.workers import check_process
-from learner.errors import LearnerError, one_error
+from learner.errors import LearnerError, Problem, one_error
 from learner.optimizers.schedule_resolution import OptimizerDefinition, ResolvedOptimizer
 from learner.steps.parts import TracedCall, call_in_parts
 from learner.steps.population import Start, as_member, init_population, stacked_shapes
@@ -22,12 +22,13 @@ from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices
 from learner.strategies.single import SingleDevice
-from learner.training.checks.step_checks import init_problems
 from learner.training.feed.inputs import run_length
 from learner.training.initialization import InitReport, take_initial
 from learner.training.options import Options
 from learner.training.programs.oom import INIT, OomContext
 from learner.util.executables import compile_ahead, compile_threads, share
+from learner.util.text import join_names
+from learner.util.trees import nonfinite_leaves
 
 
 class NotPicklable:
@@ -249,3 +250,17 @@ class TrainingDefinition(NotPicklable):
         """The initial factor of the learning rate, float32: a scalar, or `[members]` for a population."""
         starts = self.starts
         return np.asarray(self.optimizer.lr if starts is None else [s.lr_scale for s in starts], np.float32)
+
+
+def init_problems(params: Any) -> list[Problem]:
+    """Return the problems of the initial parameters of a model."""
+    # Raises if memory was short. NumPy, which reads the values, waits forever for arrays that were never allocated.
+    bad = nonfinite_leaves(jax.block_until_ready(params))
+    if not bad:
+        return []
+    return [
+        Problem(
+            f"the model's initial parameters have NaN or infinite values in {join_names(bad, most=6)}",
+            code="model-parameters-nonfinite",
+        )
+    ]

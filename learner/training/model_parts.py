@@ -22,7 +22,7 @@ from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import OptimizerCheck, check_optimizer, check_schedule, is_built, is_schedule, no_schedule
 from learner.steps.step_definition import StepDefinition, StepFn, step_fn
-from learner.training.checks.step_checks import init_problems
+from learner.training.definition import init_problems
 from learner.training.options import Options
 from learner.training.population import optimizer_problems
 

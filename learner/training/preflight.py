@@ -7,7 +7,6 @@ from typing import Any
 
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, near
-from learner.optimizers.schedule_resolution import describe_schedules
 from learner.training.checked_inputs import read_checked
 from learner.training.checks.agreement import description, digest, metrics_description, refuse_together
 from learner.training.checks.fingerprints import fingerprint_of
@@ -48,28 +47,21 @@ def _plan(
         inputs.warnings.extend(inputs.source("train").keep_state())
     if resumes:
         inputs.warnings.extend(_redrawn(split) for split in inputs.valid if inputs.source(split).draws_itself())
-    step, strategy, optimizer = definition.step, definition.strategy, definition.optimizer
-    lr = optimizer.lr if step.schedule is None and optimizer.plateau is None else None
-    plateau = optimizer.plateau
 
     @functools.cache
     def fingerprint() -> Mapping[str, Any]:
-        found = fingerprint_of(options, step, definition.shapes(), inputs, lr, plateau, strategy.description)
+        found = fingerprint_of(definition, inputs)
         inputs.programs.clear()  # the traced steps hold memory, and nothing else needs them
         return found
 
     if processes.count > 1:
-        refuse_together(options, strategy)
-        rates = {
-            "learning rate": optimizer.lr,
-            "schedules": describe_schedules(step.schedule, step.optimizer),
-            "ReduceOnPlateau": plateau is not None,
-        }
+        refuse_together(options, definition.strategy)
         # Each process makes its own copy of replicated arrays, and no later message reveals their values.
-        given = digest((step.adapter.params, step.adapter.model_state))
+        adapter = definition.step.adapter
+        given = digest((adapter.params, adapter.model_state))
         first_values = None if resumes else definition.init_fingerprint() if given is None else given
         metrics = metrics_description(options, inputs.programs)  # first, as the fingerprint drops the traced steps
-        described = description(options, step, strategy, inputs, rates, first_values, metrics, fingerprint())
+        described = description(definition, inputs, first_values, metrics, fingerprint())
         # Before anything is compiled: devices that run different programs wait forever, or end their process from C++.
         processes.agree("what they train", described)
         # The first rows differ between processes; checkpoints hold those of the first process.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from learner import LearnerBuilder
+from learner.optimizers.schedule_resolution import OptimizerDefinition
 from learner.training.checks.agreement import description
 from learner.training.options import Options, option
 from tests.support.runs import batches, build_line, journal_of
@@ -60,5 +61,7 @@ def agreed(options):
         adapter=SimpleNamespace(params={}), optimizer=None, policy=None, matmul=None, remat=None, watch=None
     )
     inputs = SimpleNamespace(first_batches={})
-    strategy = SimpleNamespace(description="one device")
-    return description(options, step, strategy, inputs, {}, True, {}, {"programs": {}})["options"]
+    devices, optimizer = SimpleNamespace(description="one device"), OptimizerDefinition(None, 0.1)
+    definition = SimpleNamespace(options=options, step=step, strategy=devices, optimizer=optimizer)
+    fingerprint = {"settings": {"schedules": {}}, "programs": {}}
+    return description(definition, inputs, True, {}, fingerprint)["options"]

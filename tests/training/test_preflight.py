@@ -25,6 +25,7 @@ from learner import (
 from learner.data import ArrayDataset, DataLoaderBuilder, csv
 from learner.metrics import Accuracy, CollectingMetric, ExactMatch, LearningRate
 from learner.runs.lock import locked
+from learner.training.checked_inputs import read_checked
 from learner.training.monitors import default_monitor
 from learner.training.options import Options
 from learner.training.programs.compilation import CompileTimes
@@ -501,21 +502,13 @@ def test_the_learner_can_be_fitted_after_an_error(tmp_path):
 
 
 def test_valid_input_is_accepted_without_compiling(tmp_path):
-    from learner.strategies import SingleDevice
-    from learner.training.checked_inputs import checked_step
-    from learner.training.feed.inputs import read_inputs
-
-    learner = build_line(quiet(tmp_path / "run"))
-    built = learner.definition.options
-    options = Options(tmp_path / "run", train_metrics=built.train_metrics, valid_metrics=built.valid_metrics)
+    definition = build_line(quiet(tmp_path / "run")).definition
     with CompileTimes() as compiled:
-        inputs = read_inputs(options, batches(), {"a": valid_data(), "b": batches()}, SingleDevice())
-        state = jax.eval_shape(learner.init)
-        step = checked_step(options, learner.definition.step, state, inputs, None, SingleDevice())
+        inputs = read_checked(definition, batches(), {"a": valid_data(), "b": batches()})
     assert compiled.count == 0
     assert list(inputs.valid) == ["valid-a", "valid-b"]
     assert inputs.first_batches["train"]["t"].tolist() == T[:BATCH].tolist()
-    assert step.own_grads is False
+    assert definition.step.own_grads is False
 
 
 # -- batch sizes and validation ---------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, ProcessError
 from learner.metrics.base import CollectingMetric
 from learner.steps.program_fingerprint import jaxpr_fingerprint
-from learner.steps.step import StepFunctions
 from learner.strategies.base import Strategy
 from learner.training.checks.fingerprints import CONTENTS, FIRST_ROW, metric_settings
+from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs
 from learner.training.options import Options
 from learner.util.device_errors import is_device_error
@@ -45,19 +45,17 @@ def refuse_together(options: Options, strategy: Strategy) -> None:
 
 
 def description(
-    options: Options,
-    step: StepFunctions,
-    strategy: Strategy,
+    definition: TrainingDefinition,
     inputs: Inputs,
-    rates: Mapping[str, Any],
     first_values: int | str | None,
     metrics: Mapping[str, Any],
     fingerprint: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the description of a run that all processes must agree on, as JSON. `rates`: the learning rate and its
-    schedules, by name; `first_values`: a hash of the model's initial values, or of the function that makes them, None
-    for a resumed run; `metrics`: see `metrics_description`; `fingerprint`: see `learner.training.checks.fingerprints`.
+    """Return the description of a run that all processes must agree on, as JSON. `first_values`: a hash of the model's
+    initial values, or of the function that makes them, None for a resumed run; `metrics`: see `metrics_description`;
+    `fingerprint`: see `learner.training.checks.fingerprints`.
     """
+    options, step, strategy = definition.options, definition.step, definition.strategy
     splits = {split: data_description(inputs, split, fingerprint["data"][split]) for split in inputs.first_batches}
     return {
         # First: the shapes of parts of a batch follow from it, and only a few differences are shown.
@@ -72,7 +70,9 @@ def description(
         "model": {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(step.adapter.params).items()},
         "hash of the first values": first_values,
         "optimizer": None if step.optimizer is None else name_of(step.optimizer),
-        **rates,
+        "learning rate": definition.optimizer.lr,
+        "schedules": fingerprint["settings"]["schedules"],
+        "ReduceOnPlateau": definition.optimizer.plateau is not None,
         "precision": [repr(step.policy), step.matmul, step.remat is not None],
         "on_nonfinite": repr(step.watch),
         "early stopping": [[vars(s.monitor), s.patience, s.warmup] for s in options.early_stopping],

@@ -22,12 +22,12 @@ from learner.optimizers.description import describe_optimizer, optimizer_change
 from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules, schedules_in
 from learner.runs.flat_config import flat
 from learner.schedules.decays import Constant
-from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import init_optimizer, injected_hyperparameters, lr_at, no_loss, update_params
 from learner.steps.precision import FLOAT32
 from learner.steps.program_fingerprint import jaxpr_fingerprint
 from learner.steps.step import HYPERPARAMETERS, StepFunctions
 from learner.steps.train_state import TrainState
+from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs
 from learner.training.options import REMATERIALISED, Options
 from learner.util.distribution import versions
@@ -65,35 +65,17 @@ INJECTED = "injected"
 OTHER_PROGRAM = "it computes something else than when the run was saved"
 
 
-def fingerprint_of(
-    options: Options,
-    step: StepFunctions,
-    state: TrainState,
-    inputs: Inputs,
-    lr: float | None,
-    plateau: ReduceOnPlateau | None,
-    strategy: str,
-) -> JSON:
-    """Return the fingerprint of a run.
-
-    Args:
-      options: the options of the builder.
-      step: the definition of its steps, with schedules of a known length.
-      state: the shapes of its state.
-      inputs: its data, with the traced steps.
-      lr: the learning rate, if it is a number.
-      plateau: the plateau scheduler that sets the learning rate, or None.
-      strategy: a description of the strategy.
-    """
-    texts = describe_schedules(step.schedule, step.optimizer)
+def fingerprint_of(definition: TrainingDefinition, inputs: Inputs) -> JSON:
+    """Return the fingerprint of a run whose schedules are resolved. `inputs`: its data, with the traced steps."""
+    options, step, plateau = definition.options, definition.step, definition.optimizer.plateau
     settings = {
         **options.recorded("resume"),
-        "learning rate": lr,
+        "learning rate": definition.optimizer.lr if step.schedule is None and plateau is None else None,
         "optimizer": None if step.optimizer is None else describe_optimizer(step.optimizer),
-        "schedules": texts,
+        "schedules": describe_schedules(step.schedule, step.optimizer),
         "plateau": None if plateau is None else plateau.settings,
         "precision": options.precision_text,
-        "strategy": strategy,
+        "strategy": definition.strategy.description,
         "metrics": metrics_in_flight(options),
         "metric settings": metric_settings(options),
         "population": None if options.population is None else options.population.to_json(),
@@ -101,7 +83,7 @@ def fingerprint_of(
     return {
         "data": {split: _facts(inputs, split) for split in ("train", *inputs.valid)},
         "settings": settings,
-        "programs": _programs(step, state, inputs),
+        "programs": _programs(step, definition.shapes(), inputs),
     }
 
 

@@ -30,7 +30,7 @@ from learner.util.host_random import generator_states
 from learner.util.jaxprs import computed_from, dependent_outputs, forwarded_inputs
 from learner.util.text import join_names
 from learner.util.traced_values import explained
-from learner.util.trees import layer_of, named_leaves, nonfinite_leaves
+from learner.util.trees import layer_of, named_leaves
 
 PyTree = Any
 STATISTICS = "batch_stats"  # the kind of the statistics of BatchNorm
@@ -575,19 +575,3 @@ def _own_grads_problems(step: StepFunctions) -> list[str]:
             )
         )
     return problems
-
-
-def init_problems(params: PyTree) -> list[Problem]:
-    """Return the problems of the initial parameters of a model."""
-    # Raises if memory was short. NumPy, which reads the values, waits forever for arrays that were never allocated.
-    bad = nonfinite_leaves(jax.block_until_ready(params))
-    return (
-        [
-            Problem(
-                f"the model's initial parameters have NaN or infinite values in {join_names(bad, most=6)}",
-                code="model-parameters-nonfinite",
-            )
-        ]
-        if bad
-        else []
-    )
