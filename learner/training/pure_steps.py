@@ -9,7 +9,7 @@ from learner.errors import LearnerError, one_error
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import no_optimizer
 from learner.steps.train_state import TrainState
-from learner.training.checks.step_checks import check_train, check_valid, no_step
+from learner.training.checks.step_checks import no_step, trace_train, trace_valid
 from learner.training.checks.step_tracing import GIVEN, Tracing
 from learner.training.definition import TrainingDefinition
 from learner.training.programs.single_step import SingleStepRunner
@@ -44,10 +44,10 @@ class PureSteps:
             raise one_error(no_optimizer(), code="learner-untrainable")
         definition.resolve_without_fit(self._train)
         if "train" not in self._checked:
-            problems, facts = check_train(definition.step, state, batches[0])
-            if problems:
-                raise one_error(problems, code="learner-untrainable")
-            definition.change(**facts)
+            traced = trace_train(definition.step, state, batches[0])
+            if traced.problems:
+                raise one_error(traced.problems, code="learner-untrainable")
+            definition.change(**traced.facts)
             self._checked.add("train")
         if not _is_traced(state, batches):
             with Tracing("train_step", GIVEN, lambda: batches[-1]):
@@ -61,7 +61,7 @@ class PureSteps:
         if step.valid is None:
             raise LearnerError(no_step("valid_step"), code="step-valid-missing")
         if "valid" not in self._checked:
-            if problems := check_valid(step, state, batch, GIVEN):
+            if problems := trace_valid(step, state, batch, GIVEN).problems:
                 raise one_error(problems, code="learner-untrainable")
             self._checked.add("valid")
         if not _is_traced(state, batch):

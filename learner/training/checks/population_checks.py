@@ -22,7 +22,7 @@ from learner.training.checks.step_checks import trace_train, trace_valid
 from learner.training.feed.group import bytes_of
 from learner.training.feed.inputs import Inputs
 from learner.util.text import count, first_line, join_names, size
-from learner.util.trees import named_leaves
+from learner.util.trees import is_key, named_leaves
 
 MEMBERS = 2  # of the traced population; any number will do
 
@@ -60,7 +60,7 @@ def shared_key_warnings(step: StepFunctions, state: TrainState) -> list[str]:
       step: the definition of the steps.
       state: the shapes of the state of a member.
     """
-    names = [name for name, x in named_leaves(state.opt_state).items() if _is_key(x)]
+    names = [name for name, x in named_leaves(state.opt_state).items() if is_key(x)]
     if not names:
         return []
 
@@ -70,7 +70,7 @@ def shared_key_warnings(step: StepFunctions, state: TrainState) -> list[str]:
         hyperparameters = dict.fromkeys(state.extra.get(HYPERPARAMETERS, ()), value)
         with run_keys(rng):
             opt_state, _ = step.init_optimizer_state(params, jnp.float32(1), hyperparameters)
-        return [jax.random.key_data(x) for x in jax.tree.leaves(opt_state) if _is_key(x)]
+        return [jax.random.key_data(x) for x in jax.tree.leaves(opt_state) if is_key(x)]
 
     program = jax.jit(keys)
     pairs = zip(program(jax.random.key(1), jnp.float32(1)), program(jax.random.key(2), jnp.float32(2)), strict=True)
@@ -82,10 +82,6 @@ def shared_key_warnings(step: StepFunctions, state: TrainState) -> list[str]:
         "get the same random numbers. A key from learner.optimizers.run_key() in its init follows the seed, as that "
         "of Noisy does"
     ]
-
-
-def _is_key(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def data_order_problems(source: Source) -> list[str]:

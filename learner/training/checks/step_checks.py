@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from learner.util.traced_values import explained
 from learner.util.trees import layer_of, named_leaves
 
 PyTree = Any
+Pairs = list[tuple[Any, Any]]  # values before and after a step
 STATISTICS = "batch_stats"  # the kind of the statistics of BatchNorm
 
 
@@ -42,18 +43,6 @@ def no_step(name: str) -> str:
         f"there is no {name}: give the model a method {name}(self, batch), or pass build(..., {name}=fn) "
         "with fn(model, batch)"
     )
-
-
-def check_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[list[str], dict[str, Any]]:
-    """Return the problems of a train step on this batch, and its `TracedTrainStep.facts`.
-
-    Args:
-      step: the definition of the run.
-      state: the first state, or its shapes.
-      batch: the first batch, NumPy arrays.
-    """
-    traced = trace_train(step, state, batch)
-    return traced.problems, traced.facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +178,8 @@ class _TrainTrace:
         return arrays
 
     def _train(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
-        written: list[tuple[PyTree, PyTree]] = []
-        items: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        written: Pairs = []
+        items: Pairs = []
         returned, after = self._step.run_train(
             state.params, state.model_state, batch, key, written=written, assigned=self.assigned, items=items
         )
@@ -237,7 +226,9 @@ def _moving_statistics(adapter: ModelAdapter, state: TrainState, after: PyTree, 
 
 
 def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequence[str] = ()) -> TracedTrainStep:
-    """Return the traced train step with its problems; see `check_train`. `raw`: see `OptimizerDefinition`."""
+    """Return the train step, traced on a batch of NumPy arrays. `state`: the first state, or its shapes; `raw`: see
+    `OptimizerDefinition`.
+    """
     trace = _TrainTrace(step, batch)
     functions = [transform.fn for transform in step.on_batch]
     functions += [fn for fn in (step.update, step.train.fn if step.train is not None else None) if fn is not None]
@@ -252,7 +243,8 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         )
         unfrozen: Sequence[str] = step.unfrozen
         if not unfrozen and trace.unfrozen and not trace.problems and (casts or step.adapter.changes_in_place):
-            unfrozen = _unfrozen(step, state, batch, trace.unfrozen)
+            select = lambda after, *_: {n: x for n, x in named_leaves(after).items() if n in trace.unfrozen}  # noqa: E731
+            unfrozen = _changes(step, state, batch, select)
     rounded = unfrozen if casts else ()
     if rounded:
         # As training runs it, with their float32 values. The user's code may work with cast values only.
@@ -271,11 +263,17 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
         # The rules are traced only with gradients.
         program = trace_step(trace.with_gradients, (state, batch), trace.name, batch, "train")
+    written: list[str] = []
+    lost: list[str] = []
+    if trace.replaces and not problems:
+        written = _changes(step, state, batch, lambda _, written, items: named_leaves(written[0][1]))
+    if trace.lost and not problems:
+        lost = _changes(step, state, batch, lambda _, written, items: {name: items[0][1][name] for name in trace.lost})
     return TracedTrainStep(
         problems,
         own_grads,
         program,
-        _written(step, state, batch) if trace.replaces and not problems else [],
+        written,
         is_constant,
         trace.is_unchanged,
         list(dict.fromkeys(trace.assigned)),
@@ -288,7 +286,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         switched,
         step.unfrozen,
         rounded,
-        _lost(step, state, batch, trace.lost) if trace.lost and not problems else [],
+        lost,
         trace.moving,
     )
 
@@ -350,21 +348,30 @@ def _trace_with_draws(
     return program, names
 
 
-def _written(step: StepFunctions, state: TrainState, batch: PyTree) -> list[str]:
-    """Return the names of the parameters that a train step replaces. Parameters that it only passes through jitted
-    functions or a cast do not count.
+def _changes(
+    step: StepFunctions, state: TrainState, batch: PyTree, select: Callable[[PyTree, Pairs, Pairs], Mapping[str, Any]]
+) -> list[str]:
+    """Return the names of the arrays that a train step changes. Those that it only passes through jitted functions or a
+    cast do not count. `select`: returns arrays by name, from the model's state after the step, and `written` and
+    `items` of `StepFunctions.run_train`.
     """
+    names: list[str] = []
 
-    def params_after(params: PyTree, model_state: PyTree, batch: PyTree, rng: Any) -> list[Any]:
-        pairs: list[tuple[PyTree, PyTree]] = []
+    def arrays_after(params: PyTree, model_state: PyTree, batch: PyTree, rng: Any) -> list[Any]:
+        written: Pairs = []
+        items: Pairs = []
         key = jax.random.fold_in(rng, 0)
         given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
-        step.run_train(params, model_state, step.train_batch(given, batch, key), key, written=pairs)
-        return jax.tree.leaves(pairs[0][1])
+        changed = step.train_batch(given, batch, key)
+        _, after = step.run_train(params, model_state, changed, key, written=written, items=items)
+        selected = select(after, written, items)
+        names[:] = selected
+        return list(selected.values())
 
-    program = jax.make_jaxpr(params_after)(state.params, state.model_state, batch, state.rng)
+    program = jax.make_jaxpr(arrays_after)(state.params, state.model_state, batch, state.rng)
+    places = {name: index for index, name in enumerate([*named_leaves(state.params), *named_leaves(state.model_state)])}
     sources = forwarded_inputs(program.jaxpr)
-    return [name for index, name in enumerate(named_leaves(state.params)) if sources[index] != index]
+    return [name for name, source in zip(names, sources, strict=True) if source != places.get(name)]
 
 
 def _switched(step: StepFunctions, state: TrainState, batch: PyTree, program: Any) -> list[str]:
@@ -386,20 +393,6 @@ def _switched(step: StepFunctions, state: TrainState, batch: PyTree, program: An
     # Only of a step whose traces are equal, unlike those of one that draws numbers on the host.
     before, after, in_eval_mode = map(jaxpr_fingerprint, (program, again, other))
     return in_eval if before == after != in_eval_mode else []
-
-
-def _unfrozen(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequence[str]) -> list[str]:
-    """Return the frozen parameters among `names` that a train step changes; see `_written`."""
-
-    def state_after(model_state: PyTree, params: PyTree, batch: PyTree, rng: Any) -> list[Any]:
-        key = jax.random.fold_in(rng, 0)
-        given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
-        return jax.tree.leaves(step.run_train(params, model_state, step.train_batch(given, batch, key), key)[1])
-
-    program = jax.make_jaxpr(state_after)(state.model_state, state.params, batch, state.rng)
-    sources = forwarded_inputs(program.jaxpr)
-    leaves = enumerate(named_leaves(state.model_state))
-    return [name for index, name in leaves if name in names and sources[index] != index]
 
 
 def changed_after_step(step: StepFunctions, state: TrainState) -> tuple[list[str], list[str]]:
@@ -426,27 +419,6 @@ def changed_after_step(step: StepFunctions, state: TrainState) -> tuple[list[str
     return changed, assigned
 
 
-def _lost(step: StepFunctions, state: TrainState, batch: PyTree, names: Sequence[str]) -> list[str]:
-    """Return the items among `names` that a train step changes in a model that it does not return; see `_written`."""
-
-    def items_after(params: PyTree, model_state: PyTree, batch: PyTree, rng: Any) -> list[Any]:
-        items: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        key = jax.random.fold_in(rng, 0)
-        given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
-        step.run_train(params, model_state, step.train_batch(given, batch, key), key, items=items)
-        return [items[0][1][name] for name in names]
-
-    program = jax.make_jaxpr(items_after)(state.params, state.model_state, batch, state.rng)
-    places = {name: index for index, name in enumerate([*named_leaves(state.params), *named_leaves(state.model_state)])}
-    sources = forwarded_inputs(program.jaxpr)
-    return [name for name, source in zip(names, sources, strict=True) if source != places.get(name)]
-
-
-def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> list[str]:
-    """Return the problems of the valid step on the first batch of a split."""
-    return trace_valid(step, state, batch, split).problems
-
-
 def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> TracedValidStep:
     """Return the valid step, traced on the first batch of a split."""
     problems: list[str] = []
@@ -455,7 +427,7 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
     weight: list[int] = []  # likewise, if it is an array
 
     def once(state: TrainState, traced: PyTree) -> PyTree:
-        written: list[tuple[PyTree, PyTree]] = []
+        written: Pairs = []
         output = step.run_valid(state, traced, jnp.int32(0), written=written)
         before, after = (named_leaves(tree) for tree in written[0])
         changed[:] = [after.get(name, leaf) is not leaf for name, leaf in before.items()]

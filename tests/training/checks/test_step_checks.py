@@ -46,7 +46,7 @@ from learner.metrics import (
     Subset,
     TopKAccuracy,
 )
-from learner.training.checks.step_checks import check_predict, check_train, check_valid, trace_train, trace_valid
+from learner.training.checks.step_checks import check_predict, trace_train, trace_valid
 from learner.training.programs.compilation import CompileTimes
 from learner.util.trees import nonfinite_leaves
 from tests.support.codes import raises_code
@@ -99,13 +99,13 @@ def learner_for(train=classify, *metrics, valid=None, given=None, accumulate=1, 
 
 def checked(train=classify, *metrics, batch=BATCH, **options):
     learner = learner_for(train, *metrics, **options)
-    problems, facts = check_train(learner.definition.step, jax.eval_shape(learner.init), batch)
-    return problems, facts["own_grads"]
+    traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), batch)
+    return traced.problems, traced.own_grads
 
 
 def checked_valid(valid=classify, *metrics, batch=BATCH, split="valid", **options):
     learner = learner_for(classify, *metrics, valid=valid, **options)
-    return check_valid(learner.definition.step, jax.eval_shape(learner.init), batch, split)
+    return trace_valid(learner.definition.step, jax.eval_shape(learner.init), batch, split).problems
 
 
 # -- valid steps -------------------------------------------------------------------------------------------------------
@@ -117,8 +117,9 @@ def test_valid_steps_have_no_problems_and_are_not_compiled(accumulate):
     learner = learner_for(classify, *metrics, valid=classify, accumulate=accumulate)
     state = jax.eval_shape(learner.init)
     with CompileTimes() as times:
-        assert check_train(learner.definition.step, state, BATCH) == ([], {"own_grads": False, "unfrozen": ()})
-        assert check_valid(learner.definition.step, state, BATCH, "valid") == []
+        traced = trace_train(learner.definition.step, state, BATCH)
+        assert (traced.problems, traced.facts) == ([], {"own_grads": False, "unfrozen": ()})
+        assert trace_valid(learner.definition.step, state, BATCH, "valid").problems == []
         assert check_predict(learner.definition.step, state, BATCH) == []
     assert times.count == 0
 
@@ -591,9 +592,9 @@ def test_traced_labels_are_not_checked():
     state = learner.init()
     problems = []
     jax.eval_shape(
-        lambda batch: problems.append(check_train(learner.definition.step, state, batch)), labelled(9, 9, 9, 9)
+        lambda batch: problems.append(trace_train(learner.definition.step, state, batch).problems), labelled(9, 9, 9, 9)
     )
-    assert problems == [([], {"own_grads": False, "unfrozen": ()})]
+    assert problems == [[]]
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
