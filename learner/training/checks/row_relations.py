@@ -5,7 +5,7 @@ equals the loss of the whole batch if it is a mean over rows and the weight is t
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -15,7 +15,7 @@ from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.util.jaxprs import FORWARDING, LOOPS, called_program, computed_from, inner_jaxprs, propagate
+from learner.util.jaxprs import FORWARDING, LOOPS, called_program, computed_from, programs_in, propagate
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
@@ -227,13 +227,11 @@ def rows_on_two_axes(one: Any, other: Any) -> str | None:
         return None
     for a, b in zip(one.eqns, other.eqns, strict=True):
         for x, y in zip(a.outvars, b.outvars, strict=True):
-            shapes = getattr(x.aval, "shape", ()), getattr(y.aval, "shape", ())
-            if sum(m != n for m, n in zip(*shapes, strict=False)) > 1:
-                return f"{x.aval.dtype}{list(shapes[0])}"
-        for p, q in zip(a.params.values(), b.params.values(), strict=False):
-            for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False):
-                if array := rows_on_two_axes(*inner):
-                    return array
+            if len(_row_axes(x, y)) > 1:
+                return f"{x.aval.dtype}{list(_shape(x))}"
+        for inner in zip(programs_in(a), programs_in(b), strict=False):
+            if array := rows_on_two_axes(*inner):
+                return array
     return None
 
 
@@ -385,16 +383,8 @@ def _form(name: str, inputs: list[int], has_rows: bool) -> int:
 def _correspond(one: Any, other: Any) -> bool:
     """Return True if two programs have the same operations. A batch of one row may be broadcast where two are not."""
     outlines = [[(e.primitive, len(e.invars), len(e.outvars)) for e in program.eqns] for program in (one, other)]
-    if outlines[0] != outlines[1]:
-        return False
-    return all(_correspond(*pair) for _, _, inner in _paired(one, other) for pair in inner)
-
-
-def _paired(one: Any, other: Any) -> Iterator[tuple[Any, Any, list[tuple[Any, Any]]]]:
-    """Yield the corresponding equations of two programs, with the programs inside of them."""
-    for a, b in zip(one.eqns, other.eqns, strict=False):
-        pairs = zip(a.params.values(), b.params.values(), strict=False)
-        yield a, b, [inner for p, q in pairs for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False)]
+    inner = [[x for equation in program.eqns for x in programs_in(equation)] for program in (one, other)]
+    return outlines[0] == outlines[1] and all(map(_correspond, *inner))
 
 
 def divides_by_data(jaxpr: Any, inputs: int) -> bool:
