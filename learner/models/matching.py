@@ -1,11 +1,11 @@
 """Selection of parameters by path: regular expressions and predicates."""
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, near_path
+from learner.util.signatures import accepts
 from learner.util.text import name_of
 
 Pattern = str | re.Pattern[str]
@@ -31,7 +31,7 @@ def matcher(match: Match) -> Callable[[str, Any], bool]:
     True
     """
     if callable(match) and not isinstance(match, type):
-        if not _takes_path_and_array(match):
+        if not accepts(match, "", None):
             raise LearnerError(
                 f"the predicate {name_of(match)} cannot be called with (path, array), as it has to be",
                 code="params-predicate-signature",
@@ -52,16 +52,6 @@ def matcher(match: Match) -> Callable[[str, Any], bool]:
                 f"{pattern!r} is not a regular expression: {error}", code="params-pattern-malformed", pattern=pattern
             ) from error
     return lambda path, _: any(re.search(pattern, path) for pattern in patterns)
-
-
-def _takes_path_and_array(predicate: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(predicate).bind("", None)
-    except TypeError:
-        return False
-    except ValueError:  # some builtins have no signature
-        return True
-    return True
 
 
 def _is_pattern(pattern: Any) -> bool:

@@ -1,7 +1,6 @@
 """The parts of a training from the arguments of `build`, checked: the model, its steps, and the optimizer."""
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,7 @@ from learner.steps.step_definition import StepDefinition, StepFn, step_fn
 from learner.training.definition import init_problems
 from learner.training.options import Options
 from learner.training.population import optimizer_problems
+from learner.util.signatures import accepts
 
 
 @dataclasses.dataclass
@@ -169,7 +169,7 @@ def problems_of_update(update: Any, optimizer: Any, train_step: Any, trainable: 
                 code="step-update-type",
             )
         )
-    elif not _takes_four(update):
+    elif not accepts(update, *range(4)):
         problems.append(
             Problem(
                 f"update ({getattr(update, '__qualname__', update)}) does not take four arguments by position; it "
@@ -242,13 +242,3 @@ def _split_model(model: Any, trainable: Any, shared: bool, options: Options) -> 
         return adapter, model
     refuse_abstract(model)
     return adapter_of(model, trainable, shared=shared), model
-
-
-def _takes_four(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(*range(4))
-    except TypeError:
-        return False
-    except ValueError:  # a function without a signature
-        return True
-    return True

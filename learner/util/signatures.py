@@ -17,3 +17,18 @@ def positional_count(fn: Any, optional: str) -> int:
         return 0
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in kinds and (p.default is p.empty or p.name == optional) for p in parameters)
+
+
+def accepts(fn: Any, *arguments: Any) -> bool:
+    """Return True if a function can be called with these arguments by position, or has no signature.
+
+    >>> accepts(lambda path, array: True, "", None), accepts(lambda path: True, "", None)
+    (True, False)
+    """
+    try:
+        inspect.signature(fn).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # some builtins have no signature
+        return True
+    return True
