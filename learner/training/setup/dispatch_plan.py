@@ -76,20 +76,18 @@ class StepLimit:
 
 
 def feeder_for(
+    runner: Runner,
     inputs: Inputs,
     split: str,
-    strategy: Strategy,
     options: Options,
     warn: Callable[[str], None],
     limit: Callable[[int], int] | None = None,
-    lanes: Callable[[], Sequence[int]] = tuple,
 ) -> tuple[Feeder, DispatchGrouping]:
     """Return a feeder of a split for steps in a loop, with its grouping. `decide_dispatch` decides if there is a loop.
 
-    `limit` returns the maximum number of steps in the next dispatch; by default the capacity of the buffer. `lanes`
-    returns the members of a population in the programs.
+    `limit` returns the maximum number of steps in the next dispatch; by default the capacity of the buffer.
     """
-    source = inputs.source(split)
+    source, strategy = inputs.source(split), runner.strategy
     size = options.accumulate if split == "train" else 1
     first = inputs.first_batches[split]
     collects = any(isinstance(metric, CollectingMetric) for metric in options.metrics_of(split))
@@ -102,7 +100,7 @@ def feeder_for(
     lane_seeds = None
     if split == "train" and has_own_data(options):
         members = options.population.members
-        lane_seeds = lambda: [members[lane].seed for lane in lanes()]  # noqa: E731
+        lane_seeds = lambda: [members[lane].seed for lane in runner.lanes or ()]  # noqa: E731
     changes = split == "train" and bool(options.on_epoch_end)
     return Feeder(source, strategy, plan, first, warn, lane_seeds, changes), plan
 
@@ -116,14 +114,13 @@ def build_feeder(
     limit: Callable[[int], int] | None = None,
 ) -> tuple[Feeder, DispatchPlan]:
     """Return the feeder of a split and its dispatch plan. This traces the programs."""
-    feeder, grouping = feeder_for(inputs, split, runner.strategy, options, warn, limit, lambda: runner.lanes or ())
-    kind = "train" if split == "train" else "valid"
-    decided = decide_dispatch(runner, feeder, grouping, options, kind, runner.strategy)
+    feeder, grouping = feeder_for(runner, inputs, split, options, warn, limit)
+    decided = decide_dispatch(runner, feeder, grouping, options, "train" if split == "train" else "valid")
     return (feeder if decided.loop else feeder.without_loop()), decided
 
 
 def decide_dispatch(
-    runner: Runner, feeder: Feeder, plan: DispatchGrouping, options: Options, kind: str, strategy: Strategy
+    runner: Runner, feeder: Feeder, plan: DispatchGrouping, options: Options, kind: str
 ) -> DispatchPlan:
     """Return the dispatch plan of a split, by its traced program: on a CPU, XLA runs a convolution in a loop about 60
     times slower than outside of one.
@@ -131,7 +128,7 @@ def decide_dispatch(
     data = "the data lives on the device" if feeder.resident else "the data streams"
     if plan.buffer < 2:
         return DispatchPlan(1, False, f"the batches of two steps are larger than 64 MiB; {data}")
-    if strategy.platform == "cpu" and has_convolution(runner.traced(kind, feeder.example())):
+    if runner.strategy.platform == "cpu" and has_convolution(runner.traced(kind, feeder.example())):
         return DispatchPlan(plan.buffer, False, f"it has a convolution, which is slow in a loop on a CPU; {data}")
     if options.steps_per_dispatch is not None:
         return DispatchPlan(options.steps_per_dispatch, True, f"as set; {data}")

@@ -84,9 +84,9 @@ def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), 
     learner = builder.build({"w": np.eye(3, dtype=np.float32)}, optax.sgd, 0.1, train_step=step, valid_step=step)
     strategy = strategy or SingleDevice()
     inputs = read_inputs(learner.definition.options, data, stream(), strategy)
-    feeder, plan = feeder_for(inputs, split, strategy, learner.definition.options, pytest.fail)
     runner = make_runner(learner.definition.step, learner.init(), strategy)
-    return plan, decide_dispatch(runner, feeder, plan, learner.definition.options, split, strategy)
+    feeder, plan = feeder_for(runner, inputs, split, learner.definition.options, pytest.fail)
+    return plan, decide_dispatch(runner, feeder, plan, learner.definition.options, split)
 
 
 # -- dispatch plans ----------------------------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ def test_the_traced_program_is_not_traced_again():
     learner = builder.build({"w": np.eye(3, dtype=np.float32)}, optax.sgd, 0.1, train_step=step)
     inputs = read_inputs(learner.definition.options, resident(8), None, SingleDevice())
     strategy = SingleDevice()
-    feeder, plan = feeder_for(inputs, "train", strategy, learner.definition.options, pytest.fail)
     runner = make_runner(learner.definition.step, learner.init(), strategy)
-    decide_dispatch(runner, feeder, plan, learner.definition.options, "train", strategy)
+    feeder, plan = feeder_for(runner, inputs, "train", learner.definition.options, pytest.fail)
+    decide_dispatch(runner, feeder, plan, learner.definition.options, "train")
     seen = len(traces)
     dispatches = feeder.open(1, 0, 0, 1)
     runner.train(runner.start("train"), next(dispatches))
