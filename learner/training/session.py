@@ -16,8 +16,10 @@ from learner.training.monitors import monitored_numbers
 from learner.training.number_log import NumberLog
 from learner.training.programs.compilation import CompileTimes
 from learner.training.progress.position import Position
+from learner.training.progress.restore import Restored
 from learner.training.reporting.timing import StepTimer, TimeBreakdown
 from learner.training.run import Run
+from learner.training.run_plan import RunPlan
 from learner.training.setup.announcement import announce_end, announce_start
 from learner.training.setup.assembly import build_profiler, build_stop, build_validator
 from learner.training.setup.preparation import Preparation
@@ -25,7 +27,7 @@ from learner.training.setup.startup import describe
 from learner.training.setup.supervision import start_supervision
 from learner.training.setup.threads import finish_records, start_threads
 from learner.training.signals import first_signal, on_signals
-from learner.training.spec import Restored, RunPlan, RunSpec
+from learner.training.spec import RunSpec
 from learner.training.stopping import StopRequest
 from learner.util.stages import close_stages
 
@@ -41,7 +43,7 @@ def open_run(
     """Open a run that is ready to loop. When the block ends, the summary is written; if it raises, the error is logged
     and raised. For the arguments see `RunSpec`; `prepared` has the programs and the data.
     """
-    spec = RunSpec.of(plan, state, restored, overview)
+    spec = RunSpec(**vars(plan), state=state, restored=restored, overview=overview)
     # One object for the whole run: the loop advances it in place, and the line of an error reports it.
     position = Position() if spec.restored is None else spec.restored.position
     request = StopRequest()

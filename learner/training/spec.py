@@ -10,8 +10,6 @@ from learner.training.population import Member
 from learner.training.progress.restore import Restored
 from learner.training.run_plan import RunPlan
 
-__all__ = ["Restored", "RunPlan", "RunSpec"]
-
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec(RunPlan):
@@ -26,15 +24,6 @@ class RunSpec(RunPlan):
     state: TrainState
     restored: Restored | None
     overview: Callable[[Any, Any], None]
-
-    @classmethod
-    def of(
-        cls, plan: RunPlan, state: TrainState, restored: Restored | None, overview: Callable[[Any, Any], None]
-    ) -> "RunSpec":
-        """Return the spec of a run that begins with a state, or with a checkpoint and the state restored from it."""
-        # Without `dataclasses.asdict`, which would copy the data and the model.
-        fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(RunPlan)}
-        return cls(**fields, state=state, restored=restored, overview=overview)
 
     @property
     def members(self) -> tuple[Member, ...]:

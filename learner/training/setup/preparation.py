@@ -19,10 +19,10 @@ from learner.training.files.run_outputs import Outputs
 from learner.training.programs.compilation import CompileTimes, compilation_cache
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import MemoryFootprint
+from learner.training.progress.restore import Restored
 from learner.training.reporting.timing import StepTimeEstimator
 from learner.training.run_plan import RunPlan
 from learner.training.setup.dispatch_plan import StepLimit, build_feeder, lanes_of, make_runner
-from learner.training.spec import Restored
 from learner.util.executables import compile_threads
 
 
