@@ -48,7 +48,6 @@ from learner.metrics import (
 )
 from learner.training.checks.step_checks import check_predict, trace_train, trace_valid
 from learner.training.programs.compilation import CompileTimes
-from learner.util.trees import nonfinite_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import line
 from tests.support.small_models import BATCH as BATCH_OF_CASES
@@ -97,10 +96,14 @@ def learner_for(train=classify, *metrics, valid=None, given=None, accumulate=1, 
     return builder.build(given, optimizer, 0.1, train_step=None if update else train, valid_step=valid, **options)
 
 
-def checked(train=classify, *metrics, batch=BATCH, **options):
+def traced(train=classify, *metrics, batch=BATCH, **options):
     learner = learner_for(train, *metrics, **options)
-    traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), batch)
-    return traced.problems, traced.own_grads
+    return trace_train(learner.definition.step, jax.eval_shape(learner.init), batch)
+
+
+def checked(train=classify, *metrics, **options):
+    step = traced(train, *metrics, **options)
+    return step.problems, step.own_grads
 
 
 def checked_valid(valid=classify, *metrics, batch=BATCH, split="valid", **options):
@@ -117,8 +120,8 @@ def test_valid_steps_have_no_problems_and_are_not_compiled(accumulate):
     learner = learner_for(classify, *metrics, valid=classify, accumulate=accumulate)
     state = jax.eval_shape(learner.init)
     with CompileTimes() as times:
-        traced = trace_train(learner.definition.step, state, BATCH)
-        assert (traced.problems, traced.facts) == ([], {"own_grads": False, "unfrozen": ()})
+        step = trace_train(learner.definition.step, state, BATCH)
+        assert (step.problems, step.facts) == ([], {"own_grads": False, "unfrozen": ()})
         assert trace_valid(learner.definition.step, state, BATCH, "valid").problems == []
         assert check_predict(learner.definition.step, state, BATCH) == []
     assert times.count == 0
@@ -754,21 +757,6 @@ def test_all_problems_are_reported_at_once():
         assert part in problem
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
-
-
-def test_nonfinite_leaves_are_named():
-    tree = {
-        "a": {"nan": np.array([1.0, np.nan]), "fine": jnp.ones(2)},
-        "b": [jnp.array(jnp.inf), jnp.array(-jnp.inf, jnp.bfloat16), jnp.array([1, 2])],
-        "c": np.array(1e308),
-        "d": jnp.array([jnp.nan * 1j], jnp.complex64),
-        "e": np.zeros((0, 3)),
-    }
-    assert nonfinite_leaves(tree) == ["a.nan", "b.0", "b.1", "d"]
-    assert nonfinite_leaves({}) == []
-
-
 def test_a_regression_that_would_broadcast_is_an_error():
     with raises_code("output-regression-shapes"):
         checked(lambda m, b: RegressionOutput.from_predictions(b["x"] @ m["w"], b["t"]))
@@ -803,8 +791,7 @@ def test_labels_that_a_collecting_metric_ignores_are_not_checked():
 
 
 def written(train, given, **options):
-    learner = learner_for(train, given=given, **options)
-    return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).written
+    return traced(train, given=given, **options).written
 
 
 def counted(model, batch):
@@ -874,8 +861,7 @@ class Counting(nnx.Module):
 
 
 def assigned(given):
-    learner = learner_for(of_module, given=given)
-    return sorted(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).assigned)
+    return sorted(traced(of_module, given=given).assigned)
 
 
 @pytest.mark.full
@@ -913,8 +899,7 @@ def for_itself(model, batch):
 def test_items_that_a_step_assigns_without_returning_them_are_named(tmp_path, step, number, names, count):
     """A variable outside of a module keeps what a step assigns, as those of modules do."""
     given = {**model(), "n": number}
-    learner = learner_for(step, given=given)
-    assert list(trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).lost) == names
+    assert list(traced(step, given=given).lost) == names
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)
     result = builder.build(given, optax.sgd, 0.1, train_step=step).fit([BATCH] * 3).model
     assert int(result["n"] if isinstance(number, jax.Array) else result["n"][...]) == count
@@ -976,13 +961,12 @@ def test_a_run_warns_about_assigned_attributes(tmp_path):
 
 
 def test_an_equinox_state_that_a_step_does_not_return_is_noticed():
-    def traced(given, step):
-        learner = learner_for(step, given=given)
-        return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
+    def loses_state(given, step):
+        return traced(step, given=given, batch=BATCH_OF_CASES).loses_state
 
-    assert traced(make_normed(), lambda model, batch: normed_step(model, batch)[0]).loses_state
-    assert not traced(make_normed(), normed_step).loses_state
-    assert not traced(make_dict(), lambda model, batch, rng: dict_step(model, batch, rng)[0]).loses_state
+    assert loses_state(make_normed(), lambda model, batch: normed_step(model, batch)[0])
+    assert not loses_state(make_normed(), normed_step)
+    assert not loses_state(make_dict(), lambda model, batch, rng: dict_step(model, batch, rng)[0])
 
 
 class Normed(nnx.Module):
@@ -1024,9 +1008,8 @@ def test_layers_in_eval_mode_that_a_step_runs_in_train_mode_are_named(evaluated,
         ({"net": Normed(evaluated)}, "net.", lambda model, batch: step(model["net"], batch)),
     ):
         trainable = (lambda path, x: frozen not in path) if frozen else None
-        learner = learner_for(of_model, given=model, trainable=trainable)
-        traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
-        assert traced.switched == [prefix + name for name in named]
+        found = traced(of_model, given=model, trainable=trainable, batch=BATCH_OF_CASES)
+        assert found.switched == [prefix + name for name in named]
 
 
 @pytest.mark.parametrize(
@@ -1045,9 +1028,8 @@ def test_frozen_layers_whose_statistics_change_are_named(step, frozen, named):
         (Normed(()), "", step),
         ({"net": Normed(())}, "net.", lambda model, batch: step(model["net"], batch)),
     ):
-        learner = learner_for(of_model, given=model, trainable=trainable)
-        traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
-        assert traced.moving == [prefix + name for name in named]
+        found = traced(of_model, given=model, trainable=trainable, batch=BATCH_OF_CASES)
+        assert found.moving == [prefix + name for name in named]
 
 
 def test_a_frozen_linen_layer_whose_statistics_change_is_named(tmp_path):
@@ -1073,24 +1055,21 @@ def test_equinox_layers_in_eval_mode_that_a_step_runs_in_train_mode_are_named(tm
         return summed([model[0], eval_mode(model[1])], batch, rng)
 
     for fn, named in ((summed, ["1.drop"]), (fixed, [])):
-        learner = learner_for(fn, given=pair)
-        traced = trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH_OF_CASES)
-        assert traced.switched == named
+        assert traced(fn, given=pair, batch=BATCH_OF_CASES).switched == named
     LearnerBuilder(tmp_path).renderer(None).build(pair, optax.sgd, 0.1, train_step=summed).fit([BATCH_OF_CASES])
     assert "1.drop of the model was in eval mode" in (tmp_path / "experiment.log").read_text()
 
 
 def traced_update(change, given):
-    learner = learner_for(given=given, update=lambda state, batch, lr, rng: change(state, batch))
-    return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH)
+    return traced(given=given, update=lambda state, batch, lr, rng: change(state, batch))
 
 
 def test_attributes_that_an_update_assigns_are_named():
     def update(state, batch):
         return state, of_module(state["net"], batch)
 
-    traced = traced_update(update, {"net": Counting(), "rate": jnp.ones(())})
-    assert (traced.assigned, traced.is_unchanged) == (["net.count"], True)
+    step = traced_update(update, {"net": Counting(), "rate": jnp.ones(())})
+    assert (step.assigned, step.is_unchanged) == (["net.count"], True)
     assert traced_update(lambda net, batch: (net, of_module(net, batch)), Counting()).assigned == ["count"]
 
 
@@ -1268,8 +1247,7 @@ def through_a_reference(model, batch):
 
 
 def is_constant(train, given=None):
-    learner = learner_for(train, given=given)
-    return trace_train(learner.definition.step, jax.eval_shape(learner.init), BATCH).is_constant
+    return traced(train, given=given).is_constant
 
 
 @pytest.mark.full
