@@ -1,6 +1,7 @@
 """The replay of two runs, step by step from their checkpoints until an array differs. Nothing is written."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -186,9 +187,10 @@ class ReplayedRun:
         def differing(progress: Mapping[str, Any]) -> list[str]:
             return differences(progress, fingerprint_of(definition, self._inputs), 1, False, ("metrics",))
 
-        placed = SingleDevice(definition.strategy.devices[0]).placed_shapes(definition.shapes())
+        alone = copy.copy(definition)
+        alone.strategy = SingleDevice(definition.strategy.devices[0])
         with contextlib.closing(open_store(definition.options)) as store:
-            return restore(store, store.find(step=step), placed, definition.step.fill_missing, differing=differing)
+            return restore(store, store.find(step=step), alone, differing=differing)
 
     def _open(self, position: Position, data: Any) -> Iterator[MicroBatchGroup]:
         """Return the groups of micro-batches from a position on, in the same way as `fit` reads them."""

@@ -159,9 +159,7 @@ class Evaluator:
         """Return programs with the model of a checkpoint, replacing the learner's own model if it has one."""
         definition, own = self._definition, self._own()
         if own is None:
-            shapes = definition.placed_shapes()
-            adapter, fill = definition.step.adapter, definition.step.fill_missing
-            state = restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
+            state = restore(store, entry, definition, eval_only=True).state
             # Kept, so that the next checkpoint is evaluated without compiling anything.
             self._loaned = self._loaned or make_runner(definition.step, state, definition.strategy)
             self._loaned.leaves = jax.tree.leaves(state)
@@ -241,10 +239,9 @@ class Evaluator:
     def _loaded(self, processes: ProcessGroup) -> Runner:
         self._refuse_other_threads()
         if self.runner is None:
-            definition = self._definition
-            kind, restored = definition.step.adapter.kind, None
+            definition, restored = self._definition, None
             if resumes(definition.options):
-                restored = read_checkpoint(definition, processes=processes, eval_only_kind=kind)
+                restored = read_checkpoint(definition, processes=processes, eval_only=True)
             if restored is not None:
                 self.entry = trained_until(restored.entry, restored.progress)[0]
                 self.labels = saved_labels(restored.progress)

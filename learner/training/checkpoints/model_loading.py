@@ -37,8 +37,7 @@ def load_model_state(
     averaged = has_eval_params(named_leaves(shapes.opt_state))
     items = to_items(shapes)
     if store.differences(entry.step, {name: items[name] for name in ("model", "optim")}):
-        adapter, fill = definition.step.adapter, definition.step.fill_missing
-        return restore(store, entry, shapes, fill, eval_only_kind=adapter.kind).state
+        return restore(store, entry, definition, eval_only=True).state
     # The optimizer's state may be larger than the model, so it is read only if it holds averaged parameters.
     items = {name: x for name, x in items.items() if name == "model" or (name == "optim" and averaged)}
     return from_items(store.restore(entry.step, items), state)

@@ -174,13 +174,13 @@ def read_checkpoint(
     definition: TrainingDefinition,
     differing: Differing = lambda progress: [],
     processes: ProcessGroup = SINGLE_PROCESS,
-    eval_only_kind: str | None = None,
+    eval_only: bool = False,
 ) -> Restored | None:
-    """Return the checkpoint that the builder selects, or None if `resume()` finds no checkpoint. For `eval_only_kind`,
-    see `restore`.
+    """Return the checkpoint that the builder selects, or None if `resume()` finds no checkpoint. For `eval_only`, see
+    `restore`.
     """
     options, start = definition.options, definition.options.start or {}
-    arguments = definition.placed_shapes(), definition.step.fill_missing, allowed(options), differing, eval_only_kind
+    arguments = definition, allowed(options), differing, eval_only
     if start.get("resume"):
         return read_of_run(options, processes, lambda store: restore_newest(store, *arguments))
     epoch = start.get("epoch", None if "step" in start else "latest")

@@ -15,6 +15,7 @@ from learner.checkpoint.store import CheckpointStore, Entry
 from learner.errors import LearnerError, one_error
 from learner.steps.eval_params import has_eval_params
 from learner.steps.train_state import TrainState
+from learner.training.definition import TrainingDefinition
 from learner.training.progress.position import Position
 from learner.training.progress.progress_schema import refuse_malformed
 
@@ -73,24 +74,22 @@ Differing = Callable[[Mapping[str, Any]], list[str]]
 def restore(
     store: CheckpointStore,
     entry: Entry,
-    shapes: TrainState,
-    filled: Callable[[TrainState], TrainState],
+    definition: TrainingDefinition,
     allow: Collection[str] = (),
     differing: Differing = lambda progress: [],
-    eval_only_kind: str | None = None,
+    eval_only: bool = False,
 ) -> Restored:
     """Read a checkpoint. Each array is placed as it is read, so memory never holds a second state.
 
     Args:
       store: the store of the checkpoint.
       entry: the checkpoint.
-      shapes: the shapes of the state, with their shardings.
-      filled: returns a state in which missing parts of `opt_state` and `extra`, given as shapes, are initialised.
+      definition: the definition of the run.
       allow: the accepted changes, of `ALLOWED`.
       differing: takes `progress`, and returns further reasons why the run cannot resume.
-      eval_only_kind: the kind of a model that is not trained, such as `flax.linen`: accept another optimizer, and other
-        frozen parameters. With another optimizer, the parameters that the checkpoint is evaluated with, such as
-        averages, become the parameters of the state.
+      eval_only: True for a model that is not trained: accept another optimizer, and other frozen parameters. With
+        another optimizer, the parameters that the checkpoint is evaluated with, such as averages, become the parameters
+        of the state.
 
     Raises:
       DamagedError: a file of the checkpoint is damaged.
@@ -98,18 +97,19 @@ def restore(
     """
     progress = store.progress(entry.step)
     refuse_malformed(progress, entry.step, str(store.path(entry.step)))
+    shapes, kind = definition.placed_shapes(), definition.step.adapter.kind
     needed = to_items(shapes)
     # A copy, as `_adopt_loss_scale` changes the original.
     begun = dict(needed["optim"]["extra"])
     saved = store.shapes(entry.step, ["model", "optim"])
     new = _adopt_loss_scale(needed, saved["optim"])
     own_model = needed["model"]
-    if eval_only_kind is not None:
-        needed["model"] = _regroup(own_model, saved["model"], eval_only_kind)
+    if eval_only:
+        needed["model"] = _regroup(own_model, saved["model"], kind)
     differing_in = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
     notes = []
     optimizer_differs = bool(differing_in["optim"])
-    if optimizer_differs and (eval_only_kind is not None or "optimizer" in allow):
+    if optimizer_differs and (eval_only or "optimizer" in allow):
         del needed["optim"], differing_in["optim"]
         notes.append(f"the optimizer has changed: {ALLOWED['optimizer']}")
     problems = [line for lines in differing_in.values() for line in lines]
@@ -123,17 +123,17 @@ def restore(
     if problems:
         raise one_error(problems, "the run cannot resume", code="resume-differs")
     items = store.restore(entry.step, needed)
-    if eval_only_kind is not None:
+    if eval_only:
         model = items["model"]
         if optimizer_differs and has_eval_params(saved["optim"].get("opt_state") or {}):
             params = _eval_params(model["params"], store, entry, saved["optim"], shapes.step.sharding)
             model = {**model, "params": params}
-        items["model"] = _regroup(model, own_model, eval_only_kind)
+        items["model"] = _regroup(model, own_model, kind)
     if "optim" in items:
-        # Still shapes, for `filled` to initialise: the checkpoint lacks this entry of a loss scale.
+        # Still shapes, for `fill_missing` to initialise: the checkpoint lacks this entry of a loss scale.
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
-    state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
+    state = definition.step.fill_missing(dataclasses.replace(from_items(items, shapes), rng=key))
     if (step := int(np.max(state.step))) != progress.get("state_step", entry.step):
         raise LearnerError(
             f"the checkpoint {store.path(entry.step)} is of step {step}, not of {entry.step}",
@@ -202,11 +202,10 @@ def _eval_params(
 
 def restore_newest(
     store: CheckpointStore,
-    shapes: TrainState,
-    filled: Callable[[TrainState], TrainState],
+    definition: TrainingDefinition,
     allow: Collection[str] = (),
     differing: Differing = lambda progress: [],
-    eval_only_kind: str | None = None,
+    eval_only: bool = False,
 ) -> Restored | None:
     """Return the newest intact checkpoint, or None if there are no checkpoints.
 
@@ -221,7 +220,7 @@ def restore_newest(
             with store.reading(step):
                 if step in store.damaged:
                     raise DamagedError(store.damaged[step], code="checkpoint-damaged", step=step)
-                restored = restore(store, entries[step], shapes, filled, allow, differing, eval_only_kind)
+                restored = restore(store, entries[step], definition, allow, differing, eval_only)
         # Only damage leads to an older checkpoint: if the newest one does not fit, the user must decide.
         except DamagedError as error:
             damaged.append(str(error))
