@@ -1,6 +1,5 @@
 """Checks of the arguments of a schedule, reported together."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Self
@@ -27,21 +26,21 @@ class Checks:
         self._problems.append(f"{type(self._schedule).__name__}: {problem}")
         return self
 
-    def numbers(self, *names: str, above: float = -math.inf, least: float = -math.inf, most: float = math.inf) -> Self:
-        """Check that these fields are finite numbers in a range."""
-        range_text = (
-            f"greater than {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else ""
-        )
-        range_text += f" and at most {most:g}" if most < math.inf else ""
+    def positive(self, *names: str) -> Self:
+        """Check that these fields are positive numbers."""
         for name in names:
             value = getattr(self._schedule, name)
-            if not is_finite(value) or not (above < value and least <= value <= most):
-                self.add(f"{name} is {value!r}; it needs a number{' ' if range_text else ''}{range_text}")
+            if not is_finite(value) or value <= 0:
+                self.add(f"{name} is {value!r}; it needs a number greater than 0")
         return self
 
     def rates(self, *names: str) -> Self:
         """Check that these fields are learning rates: 0 or more."""
-        return self.numbers(*names, least=0.0)
+        for name in names:
+            value = getattr(self._schedule, name)
+            if not is_finite(value) or value < 0:
+                self.add(f"{name} is {value!r}; it needs a number 0 or more")
+        return self
 
     def one_of(self, name: str, words: Sequence[str]) -> Self:
         """Check that this field is one of the given words."""

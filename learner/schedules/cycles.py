@@ -43,7 +43,7 @@ class CosineRestarts(EndingSchedule):
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong learning rate, number or length."""
-        checks = Checks(self).rates("last").numbers("first", "growth", "factor", above=0.0)
+        checks = Checks(self).rates("last").positive("first", "growth", "factor")
         checks.one_of("unit", UNITS).lengths("over", optional=True)
         if not isinstance(self.cycles, int) or isinstance(self.cycles, bool) or self.cycles < 1:
             checks.add(f"cycles is {self.cycles!r}; it needs a whole number, 1 or more")
@@ -100,8 +100,8 @@ class OneCycle(EndingSchedule):
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong learning rate, number or length."""
-        checks = Checks(self).rates("peak").numbers("div", "final_div", above=0.0).one_of("unit", UNITS)
-        checks.one_of("shape", ("cosine", "linear")).lengths("over", optional=True).numbers("warmup", above=0.0)
+        checks = Checks(self).rates("peak").positive("div", "final_div").one_of("unit", UNITS)
+        checks.one_of("shape", ("cosine", "linear")).lengths("over", optional=True).positive("warmup")
         most = 1.0 if self.shape == "cosine" else 0.85
         if isinstance(self.warmup, int | float) and self.warmup >= most:
             checks.add(f"warmup is {self.warmup!r}; it is a part of `over`, less than {most:g}")
@@ -155,7 +155,7 @@ class WarmupStableDecay(EndingSchedule):
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong learning rate or length."""
-        checks = Checks(self).rates("first", "last").numbers("peak", above=0.0).one_of("unit", UNITS)
+        checks = Checks(self).rates("first", "last").positive("peak").one_of("unit", UNITS)
         checks.one_of("shape", ("linear", "cosine", "sqrt")).lengths("warmup", "decay").lengths("over", optional=True)
         checks.raise_problems()
 
@@ -213,7 +213,7 @@ class WarmupCosine(EndingSchedule):
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong learning rate or length."""
-        checks = Checks(self).rates("first", "last").numbers("peak", above=0.0).one_of("unit", UNITS)
+        checks = Checks(self).rates("first", "last").positive("peak").one_of("unit", UNITS)
         if self.warmup != 0:  # without a warmup it is a cosine
             checks.lengths("warmup")
         checks.lengths("over", optional=True).raise_problems()

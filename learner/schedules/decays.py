@@ -98,7 +98,7 @@ class Polynomial(_Over):
     power: float = 2.0
 
     def _checks(self) -> Checks:
-        return super()._checks().numbers("power", above=0.0)
+        return super()._checks().positive("power")
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
@@ -123,7 +123,7 @@ class Cosine(_Over):
     """
 
     def _checks(self) -> Checks:
-        return super()._checks().numbers("first", above=0.0) if self.first == 0 else super()._checks()
+        return super()._checks().positive("first") if self.first == 0 else super()._checks()
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
@@ -157,7 +157,7 @@ class Exponential(Schedule):
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong learning rate, factor or length."""
-        checks = Checks(self).rates("first", "floor").numbers("factor", above=0.0)
+        checks = Checks(self).rates("first", "floor").positive("factor")
         checks.one_of("unit", UNITS).lengths("every", optional=True).raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:
@@ -227,7 +227,7 @@ class Noam(Schedule):
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong width or length."""
-        checks = Checks(self).numbers("width", "scale", above=0.0).one_of("unit", UNITS)
+        checks = Checks(self).positive("width", "scale").one_of("unit", UNITS)
         checks.lengths("warmup").raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:

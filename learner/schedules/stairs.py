@@ -32,7 +32,7 @@ class Step(Schedule):
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong learning rate, factor or length."""
-        checks = Checks(self).rates("first").numbers("factor", above=0.0)
+        checks = Checks(self).rates("first").positive("factor")
         checks.one_of("unit", UNITS).lengths("every").raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:
@@ -64,7 +64,7 @@ class MultiStep(Schedule):
 
     def __post_init__(self) -> None:
         """Raise `LearnerError` for a wrong learning rate or factor, and for milestones out of order."""
-        checks = Checks(self).rates("first").numbers("factor", least=0.0).one_of("unit", UNITS)
+        checks = Checks(self).rates("first", "factor").one_of("unit", UNITS)
         check_milestones(checks, self.milestones).raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:
