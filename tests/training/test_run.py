@@ -241,7 +241,15 @@ class Unshowable:
         raise ValueError("no text")
 
 
-FREE = types.SimpleNamespace(sets_lr=False)  # a validator
+def call_hook(returned):
+    """Call a hook with this result, without a run."""
+
+    def mine(info, model):
+        return returned
+
+    runner = types.SimpleNamespace(model=dict, arrays_of=dict, attributes_of=dict)
+    reporter, validator = types.SimpleNamespace(newest=dict, halted=None), types.SimpleNamespace(sets_lr=False)
+    HookCaller(runner, reporter, None, StopController(StopRequest()), validator).call([mine], Position(), None)
 
 
 @pytest.mark.parametrize(
@@ -260,20 +268,8 @@ FREE = types.SimpleNamespace(sets_lr=False)  # a validator
     ids=["number", "text", "array", "nothing", "list", "too large", "too large to be written", "no repr", "a model"],
 )
 def test_unusable_return_values_of_hooks_are_refused(returned):
-    runner = types.SimpleNamespace(model=dict, arrays_of=dict, attributes_of=dict)
-    reporter = types.SimpleNamespace(newest=dict, halted=None)
-
-    def mine(info, model):
-        return returned
-
     with raises_code("step-hook-returns", name="mine") as raised:
-        HookCaller(
-            runner,
-            reporter,
-            None,
-            StopController(StopRequest(), None, None, 0.0),
-            FREE,
-        ).call([mine], Position(), None)
+        call_hook(returned)
     assert "0., 0., 0." not in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -289,19 +285,8 @@ def test_unusable_return_values_of_hooks_are_refused(returned):
     ids=["array", "pictures in a list", "keys of two types inside", "keys of two types"],
 )
 def test_a_value_of_a_hook_is_named_with_its_key(returned, shown):
-    def mine(info, model):
-        return returned
-
-    runner = types.SimpleNamespace(model=dict, arrays_of=dict, attributes_of=dict)
-    reporter = types.SimpleNamespace(newest=dict, halted=None)
     with raises_code("step-hook-returns", f"{shown}", " as 'norms'", name="mine"):
-        HookCaller(
-            runner,
-            reporter,
-            None,
-            StopController(StopRequest(), None, None, 0.0),
-            FREE,
-        ).call([mine], Position(), None)
+        call_hook(returned)
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0), ("one", "two")], ids=["numbers", "samples"])
@@ -330,14 +315,8 @@ def test_a_hook_of_two_periods_may_be_due_twice_at_a_step(tmp_path):
 @pytest.mark.parametrize("value", [1.0, "text"])
 @pytest.mark.parametrize("name", ["../loss", "valid/Loss", "", "two\nlines", ".hidden", "a" * 201])
 def test_unusable_names_in_returned_values_are_refused(name, value):
-    def mine(info, model):
-        return {"loss": 1.0, name: value}
-
-    runner = types.SimpleNamespace(model=dict, arrays_of=dict, attributes_of=dict)
-    reporter = types.SimpleNamespace(newest=dict, halted=None)
-    caller = HookCaller(runner, reporter, None, StopController(StopRequest(), None, None, 0.0), FREE)
     with raises_code("run-metric-name-unusable", "the hook mine", name=name, hook="mine"):
-        caller.call([mine], Position(), None)
+        call_hook({"loss": 1.0, name: value})
 
 
 @pytest.mark.full
