@@ -7,6 +7,7 @@ the run's own files and sends the events below. Everything else is a `Listener` 
 
 import collections
 import dataclasses
+import math
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +60,11 @@ class ArrayInfo:
     kind: str
     trainable: bool
     bytes: int
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)

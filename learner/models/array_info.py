@@ -79,5 +79,5 @@ def model_json(arrays: Sequence[ArrayInfo]) -> dict[str, Any]:
         {"path": x.path, "shape": list(x.shape), "dtype": x.dtype, "kind": x.kind, "trainable": x.trainable}
         for x in arrays
     ]
-    parameters = sum(math.prod(x.shape) for x in arrays if x.kind == PARAMS)
+    parameters = sum(x.count for x in arrays if x.kind == PARAMS)
     return {"parameters": parameters, "bytes": sum(x.bytes for x in arrays), "arrays": rows}

@@ -1,7 +1,6 @@
 """The arrays of a model as a tree that fits on a screen: deep parts are folded into one row."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
 from learner.events import ArrayInfo
@@ -115,7 +114,7 @@ def _row(level: int, name: str, arrays: list[ArrayInfo]) -> TreeRow:
         arrays[0].shape if len(arrays) == 1 else None,
         dtypes.pop() if len(dtypes) == 1 else "",
         kinds.pop() if len(kinds) == 1 else "",
-        sum(math.prod(x.shape) for x in arrays if x.kind == "params"),
+        sum(x.count for x in arrays if x.kind == "params"),
         sum(x.bytes for x in arrays),
         len(arrays),
     )

@@ -1,6 +1,5 @@
 """The parameters of a run's model, read from `model.json`."""
 
-import dataclasses
 import json
 import math
 import re
@@ -8,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.events import ArrayInfo
 from learner.runs.journal import LARGEST
 from learner.util.disk import read_bytes
 
@@ -18,47 +18,7 @@ BITS = re.compile(r"(?:b?float|u?int|complex)(\d{1,3})")
 ROOT_LABEL = "(all of it)"
 
 
-@dataclasses.dataclass(frozen=True)
-class Array:
-    """An array of a model.
-
-    Attributes:
-      path: the names joined by `/`; empty if the model is a single array.
-      shape: the shape.
-      dtype: the name of the dtype.
-      kind: `params`, or the name of another collection, such as `batch_stats`.
-      trainable: True if the optimizer updates it.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    kind: str = "params"
-    trainable: bool = True
-
-    @property
-    def count(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """The size in bytes; 0 for an unknown dtype.
-
-        >>> [Array("w", (3, 2), dtype).bytes for dtype in ("float32", "bfloat16", "bool", "float8_e4m3fn")]
-        [24, 12, 6, 6]
-        """
-        bits = BITS.match(self.dtype)
-        each = -(-int(bits[1]) // 8) if bits else int(self.dtype == "bool")
-        return self.count * each
-
-    @property
-    def part(self) -> str:
-        """The first name of the path."""
-        return self.path.partition(".")[0] or ROOT_LABEL
-
-
-def read_parameters(directory: Path) -> tuple[Array, ...]:
+def read_parameters(directory: Path) -> tuple[ArrayInfo, ...]:
     """Return the arrays of a run's model, or none if the untrusted `model.json` is missing or invalid."""
     path = directory / FILE
     try:
@@ -70,19 +30,15 @@ def read_parameters(directory: Path) -> tuple[Array, ...]:
     return tuple(array for array in arrays if array is not None)
 
 
-def by_part(arrays: Sequence[Array]) -> dict[str, list[Array]]:
-    """Group arrays by the first name of their paths, in order.
-
-    >>> {part: len(group) for part, group in by_part([Array("a.w", (2,), "int8"), Array("a.b", (1,), "int8")]).items()}
-    {'a': 2}
-    """
-    parts: dict[str, list[Array]] = {}
+def by_part(arrays: Sequence[ArrayInfo]) -> dict[str, list[ArrayInfo]]:
+    """Group arrays by the first name of their paths, in order."""
+    parts: dict[str, list[ArrayInfo]] = {}
     for array in arrays:
-        parts.setdefault(array.part, []).append(array)
+        parts.setdefault(array.path.partition(".")[0] or ROOT_LABEL, []).append(array)
     return parts
 
 
-def _array(entry: Any) -> Array | None:
+def _array(entry: Any) -> ArrayInfo | None:
     if not isinstance(entry, Mapping):
         return None
     path, shape, dtype, kind = (entry.get(key) for key in ("path", "shape", "dtype", "kind"))
@@ -90,6 +46,17 @@ def _array(entry: Any) -> Array | None:
         return None
     if len(shape) > 64 or not all(isinstance(length, int) and 0 <= length < LARGEST for length in shape):
         return None
-    kind = kind if isinstance(kind, str) else "params"
-    array = Array(path, tuple(map(int, shape)), dtype, kind, entry.get("trainable") is not False)
-    return array if array.count < LARGEST else None
+    kind, count = kind if isinstance(kind, str) else "params", math.prod(shape)
+    size = count * _item_size(dtype)
+    array = ArrayInfo(path, tuple(map(int, shape)), dtype, kind, entry.get("trainable") is not False, size)
+    return array if count < LARGEST else None
+
+
+def _item_size(dtype: str) -> int:
+    """Return the size in bytes of an element; 0 for an unknown dtype.
+
+    >>> [_item_size(dtype) for dtype in ("float32", "bfloat16", "bool", "float8_e4m3fn")]
+    [4, 2, 1, 1]
+    """
+    bits = BITS.match(dtype)
+    return -(-int(bits[1]) // 8) if bits else int(dtype == "bool")

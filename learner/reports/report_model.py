@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from learner.events import ArrayInfo
 from learner.reports.html import details, heading, percent, table
-from learner.reports.parameters import Array, by_part, read_parameters
+from learner.reports.parameters import by_part, read_parameters
 from learner.runs.run_reader import RunReader
 from learner.util.text import count, size
 
@@ -21,7 +22,7 @@ FEW = 12
 
 def parameter_tables(runs: Sequence[RunReader]) -> list[str]:
     """Return the parameters of each model; runs whose models have equal arrays share one table."""
-    models: dict[tuple[Array, ...], list[str]] = {}
+    models: dict[tuple[ArrayInfo, ...], list[str]] = {}
     for run in runs:
         if arrays := read_parameters(run.directory):
             models.setdefault(arrays, []).append(run.name)
@@ -39,7 +40,7 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {count(others, 'other')}" if others > 0 else "")
 
 
-def _model(arrays: Sequence[Array], left: int) -> list[str]:
+def _model(arrays: Sequence[ArrayInfo], left: int) -> list[str]:
     """Return the table of a model's parts, with at most `left` arrays."""
     total = sum(array.count for array in arrays)
     trained = sum(array.count for array in arrays if array.trainable)
@@ -56,7 +57,7 @@ def _model(arrays: Sequence[Array], left: int) -> list[str]:
     return [*pieces, _more(len(parts) - MOST_PARTS, "part")]
 
 
-def _arrays(arrays: Sequence[Array], total: int, part: str) -> str:
+def _arrays(arrays: Sequence[ArrayInfo], total: int, part: str) -> str:
     if not arrays:
         return ""
     rows = [
@@ -73,7 +74,7 @@ def _arrays(arrays: Sequence[Array], total: int, part: str) -> str:
     return table(head, rows, f"arrays of {part}", range(4, 7))
 
 
-def _sums(arrays: Sequence[Array], total: int) -> list[str]:
+def _sums(arrays: Sequence[ArrayInfo], total: int) -> list[str]:
     """Return the number of elements, the bytes, and the share of all elements."""
     numbers = sum(array.count for array in arrays)
     return [f"{numbers:,}", size(sum(array.bytes for array in arrays)), percent(numbers / max(total, 1))]

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from learner.reports.parameters import Array, by_part, read_parameters
+from learner.events import ArrayInfo
+from learner.reports.parameters import by_part, read_parameters
 from tests.support.codes import named_case
 from tests.support.runs import batches, build_line, quiet
 
@@ -19,22 +20,24 @@ def write(directory, content):
 def test_arrays_and_parts(tmp_path):
     stat = {"path": "norm.mean", "shape": [], "dtype": "bfloat16", "kind": "batch_stats", "trainable": False}
     arrays = write(tmp_path, {"parameters": 6, "bytes": 24, "arrays": [GOOD, stat, {**GOOD, "path": "a.b.c"}]})
-    assert arrays[0] == Array("a.w", (2, 3), "float32", "params", True)
-    assert arrays[1] == Array("norm.mean", (), "bfloat16", "batch_stats", False)
-    assert [(array.count, array.bytes) for array in arrays[:2]] == [(6, 24), (1, 2)]
+    assert arrays[0] == ArrayInfo("a.w", (2, 3), "float32", "params", True, 24)
+    assert arrays[1] == ArrayInfo("norm.mean", (), "bfloat16", "batch_stats", False, 2)
+    assert [array.count for array in arrays[:2]] == [6, 1]
     assert {part: len(group) for part, group in by_part(arrays).items()} == {"a": 2, "norm": 1}
 
 
-def test_model_of_one_array():
-    assert Array("", (3,), "int32").part == "(all of it)"
+def test_model_of_one_array(tmp_path):
+    (array,) = arrays = write(tmp_path, {"arrays": [{**GOOD, "path": ""}]})
+    assert by_part(arrays) == {"(all of it)": [array]}
 
 
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [("float64", 8), ("complex64", 8), ("uint8", 1), ("int4", 1), ("float8_e5m2", 1), ("key<fry>", 0)],
 )
-def test_sizes_in_bytes(dtype, size):
-    assert Array("a", (5,), dtype).bytes == 5 * size
+def test_sizes_in_bytes(tmp_path, dtype, size):
+    (array,) = write(tmp_path, {"arrays": [{**GOOD, "shape": [5], "dtype": dtype}]})
+    assert array.bytes == 5 * size
 
 
 def test_malformed_files_have_no_arrays(tmp_path):
