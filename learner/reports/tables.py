@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from learner.errors import LearnerError, near
+from learner.errors import LearnerError
 from learner.runs.run_reader import RunReader
-from learner.util.table_files import KINDS, write_rows
+from learner.util.table_files import write_rows
 from learner.util.text import utf8_safe
 
 _TEXTS, _INTEGERS = {"split": str, "metric": str, "level": str}, {"epoch": np.int64, "step": np.int64}
@@ -51,13 +51,9 @@ def write_table(path: str | os.PathLike[str], run: RunReader, kind: str) -> int:
       The number of rows.
 
     Raises:
-      LearnerError: the kind is unknown, the run has no numbers, the file cannot be written, or pyarrow, which Parquet
-        needs, is not installed.
+      LearnerError: the run has no numbers, the file cannot be written, or pyarrow, which Parquet needs, is not
+        installed.
     """
-    if kind not in KINDS:
-        raise LearnerError(
-            f"the format is {kind!r}: {near(kind, list(KINDS))}", code="report-format-unknown", kind=kind
-        )
     if not run.keys:
         raise LearnerError(f"{run.directory} has no numbers yet", code="report-without-numbers")
     try:

@@ -112,9 +112,7 @@ def test_failed_export_leaves_no_file(run, tmp_path, kind):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "m"]
 
 
-def test_unknown_format_and_run_without_numbers_are_refused(run, tmp_path):
-    with raises_code("report-format-unknown", "'parquet'", kind="parqet"):
-        write_table(tmp_path / "m", run, "parqet")
+def test_run_without_numbers_is_refused(tmp_path):
     empty = RunReader(write_run(tmp_path / "b", {}, ending=None))
     with raises_code("report-without-numbers"):
         write_table(tmp_path / "m.csv", empty, "csv")
