@@ -109,3 +109,20 @@ def summary(tmp_path):
     saved = [{"epoch": 1, "step": 45, "path": tmp_path / "checkpoint/45", "best": True}]
     options = {"epochs": 2, "steps": 90, "stopped_by": "num_epochs", "checkpoints": saved}
     return summarize(history, metrics, directory=tmp_path, **options)
+
+
+@pytest.fixture
+def summary_text():
+    """Return the lines that show `summary` for the directory `runs/a`."""
+    return [
+        "metric                  best  epoch   last",
+        "valid/Speed (steps/s)  16824      2  16824",
+        "train/Loss              0.25      1    nan",
+        "1 text metric not shown",
+        "directory: runs/a",
+        "checkpoints: checkpoint/45 (epoch 1, best)",
+        "next:",
+        "  learner.evaluate(data)          # in Python",
+        "  builder.num_epochs(4).resume()  # in Python",
+        "  learner report runs/a           # in a shell",
+    ]

@@ -121,21 +121,9 @@ def test_resumed_run_names_its_step(renderer, out, play):
     assert lines_of(out) == ["runs/a: 3 epochs of 45 steps, 10,378 parameters, resumes after step 45"]
 
 
-def test_summary_is_last(renderer, out, play, summary):
+def test_summary_is_last(renderer, out, play, summary, summary_text):
     play.run(renderer, epochs=2, show_summary=True, summary=summary)
-    assert lines_of(out)[-11:] == [
-        "ended at epoch 2, step 90, 4.6 s: num_epochs",
-        "metric                  best  epoch   last",
-        "valid/Speed (steps/s)  16824      2  16824",
-        "train/Loss              0.25      1    nan",
-        "1 text metric not shown",
-        "directory: runs/a",
-        "checkpoints: checkpoint/45 (epoch 1, best)",
-        "next:",
-        "  learner.evaluate(data)          # in Python",
-        "  builder.num_epochs(4).resume()  # in Python",
-        "  learner report runs/a           # in a shell",
-    ]
+    assert lines_of(out)[-11:] == ["ended at epoch 2, step 90, 4.6 s: num_epochs", *summary_text]
 
 
 def test_selected_metrics_start_with_the_monitor(out, clock, play):
