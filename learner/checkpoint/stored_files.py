@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from learner.util.disk import read_text, to_disk
+from learner.util.disk import read_bytes, to_disk
 from learner.util.optional import import_optional
 from learner.util.urls import one_line
 
@@ -58,7 +58,7 @@ def text_of(path: Any) -> str:
       NoAnswerError: an object store does not return it, which proves nothing about the file.
     """
     if is_local(path):
-        return read_text(path)
+        return read_bytes(path).decode()
     try:
         text: str = path.read_text()
     except FileNotFoundError:

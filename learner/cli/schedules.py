@@ -29,7 +29,6 @@ class OptaxSchedule:
     """
 
     function: ClassVar[Callable[..., Any]]
-    function_name: ClassVar[str]
 
     def __post_init__(self) -> None:
         """Create optax's function, so that invalid arguments raise here."""

@@ -112,8 +112,8 @@ def parse_yaml(text: str, include: Callable[[str], Any] | None = None) -> Any:
         loader.dispose()
 
 
-def read_bounded(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
-    """Return the content of a regular file, or its first `most + 1` bytes if it is larger.
+def read_bounded(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file, or its first `LARGEST + 1` bytes if it is larger.
 
     Raises:
       OSError: the file cannot be read, or it is a pipe or a device, which may have no end.
@@ -123,7 +123,7 @@ def read_bounded(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError("it is a pipe or a device; write the content to a regular file")
-        return file.read(most + 1)
+        return file.read(LARGEST + 1)
 
 
 def check_yaml_size(text: str) -> str | None:

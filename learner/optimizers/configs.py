@@ -52,7 +52,6 @@ class OptimizerConfig:
     """
 
     function: ClassVar[Callable[..., Any]]
-    function_name: ClassVar[str]
 
     def __post_init__(self) -> None:
         limit = getattr(self, "clip_norm", None)

@@ -106,7 +106,6 @@ def make_class(
     fields += [(field, kind, dataclasses.field(default=default)) for field, kind, default, _ in extra]
     namespace = {
         "function": staticmethod(function),
-        "function_name": name,
         "__doc__": _docstring(function, name, [field for field, *_ in fields], left_out, extra),
     }
     cls = dataclasses.make_dataclass(

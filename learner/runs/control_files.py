@@ -76,11 +76,6 @@ def consume(directory: str | os.PathLike[str]) -> tuple[dict[str, str], list[str
     return requests, problems
 
 
-def forget(directory: str | os.PathLike[str]) -> None:
-    """Discard requests when a run starts: they were meant for an earlier run."""
-    consume(directory)
-
-
 class ControlFilePoller:
     """A thread that checks for requests every second.
 

@@ -18,21 +18,20 @@ DEEPEST = 4
 """The number of directory levels to search below the given directory."""
 
 
-def find_runs(places: Places, now: float | None = None) -> list[RunReader]:
+def find_runs(places: Places) -> list[RunReader]:
     """Return the runs at or below these directories, each once, with a unique name.
 
     See also `each_run`, which reads one run at a time.
     """
-    return list(each_run(places, now))
+    return list(each_run(places))
 
 
-def each_run(places: Places, now: float | None = None) -> Iterator[RunReader]:
+def each_run(places: Places) -> Iterator[RunReader]:
     """Yield the runs at or below these directories, each once, with a unique name. Each run is read when it is
     requested.
 
     Args:
       places: directories of runs, or of directories with runs; a single one needs no list.
-      now: the seconds since 1970.
 
     Raises:
       LearnerError: there is no such directory, or no run in it.
@@ -43,7 +42,7 @@ def each_run(places: Places, now: float | None = None) -> Iterator[RunReader]:
     read = 0
     for path, name in zip(directories, names_of(directories), strict=True):
         try:
-            yield RunReader(path, name, now)
+            yield RunReader(path, name)
             read += 1
         except LearnerError as error:
             problems.append(Problem(error, code=error.code, **error.fields))

@@ -163,15 +163,6 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     return content
 
 
-def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
-    """Return the content of a regular file in UTF-8; see `read_bytes`.
-
-    Raises:
-      UnicodeDecodeError: it is not UTF-8; this is a `ValueError`.
-    """
-    return read_bytes(path, most).decode()
-
-
 def refuse_larger(path: str | os.PathLike[str], count: int, most: int) -> None:
     """Raise `LearnerError` if a file has more bytes than may be read into memory."""
     if count > most:

@@ -82,16 +82,16 @@ def truncate(text: str, width: int, mark: str = ".") -> str:
     return text if len(text) <= width else text[: max(0, width - len(mark))] + mark
 
 
-def abbreviate(text: str, width: int, mark: str = "…") -> str:
-    """Return the text; if it is longer than a width, its beginning and end with a mark between them.
+def abbreviate(text: str, width: int) -> str:
+    """Return the text; if it is longer than a width, its beginning and end with an ellipsis between them.
 
     >>> abbreviate("Precision", 9), abbreviate("Accuracy ignoring -100", 16)
     ('Precision', 'Accuracy…ng -100')
     """
     if len(text) <= width:
         return text
-    end = max(0, width - len(mark)) // 2
-    return truncate(text, width - end, mark) + text[len(text) - end :]
+    end = max(0, width - 1) // 2
+    return truncate(text, width - end, "…") + text[len(text) - end :]
 
 
 def wrapped(text: str, width: int) -> list[str]:

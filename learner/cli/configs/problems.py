@@ -48,7 +48,7 @@ class Problems:
       with_fields: keep the fields of a single error. They may contain what `masked` hides in the texts.
 
     >>> problems = Problems(order=["lr", "train"])
-    >>> with problems.collect("train: ", key="train"):
+    >>> with problems.collect(key="train"):
     ...     raise LearnerError("it has no rows", code="data-without-rows")
     >>> with problems.collect(key="lr"):
     ...     raise LearnerError("lr is 'fast'", code="config-lr-type")
@@ -65,7 +65,7 @@ class Problems:
         self._found: list[tuple[int, Problem]] = []
 
     @contextlib.contextmanager
-    def collect(self, prefix: str = "", secrets: Sequence[str] = (), key: str = "") -> Iterator[None]:
+    def collect(self, secrets: Sequence[str] = (), key: str = "") -> Iterator[None]:
         """Collect a `LearnerError` about `key` raised in the body, with `***` in place of the `secrets`.
 
         The key is added to a text that lacks it: an object that a config describes does not know its key.
@@ -76,10 +76,8 @@ class Problems:
             rank = self._ranks.get(key, len(self._ranks))
             for problem in problems_of(error):
                 fields = problem.fields if self._with_fields and not secrets else {}
-                text = f"{prefix}{problem}"
-                if key and not re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", text):
-                    text = f"{key}: {text}"
-                text = masked(text, secrets)
+                is_named = not key or re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", problem)
+                text = masked(problem if is_named else f"{key}: {problem}", secrets)
                 self._found.append((rank, Problem(text, code=problem.code, **fields)))
 
     def discard(self, code: str) -> None:

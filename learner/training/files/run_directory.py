@@ -86,8 +86,8 @@ def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None
             # One process holds the locks for all: if it fails, the others raise its error at their next meeting.
             if processes.index == 0:
                 locks.enter_context(locked(path))
-                # Under the lock: otherwise a request to an active run would be lost.
-                control_files.forget(path)
+                # Requests to an earlier run. Under the lock: otherwise a request to an active run would be lost.
+                control_files.consume(path)
         # Two runs may have the same directory of checkpoints: each would remove the checkpoints of the other.
         if processes.index == 0 and (place := _checkpoints_elsewhere(options)) is not None:
             make_directory(place)

@@ -19,7 +19,7 @@ def test_problems_of_several_errors_are_one_list():
     problems.raise_all()
     with problems.collect():
         raise one_error(["a is 1", "b is 2"], code="config-unusable")
-    with problems.collect("train: "):
+    with problems.collect(key="train"):
         raise noted_error()
     with problems.collect():
         pass
