@@ -22,9 +22,9 @@ from learner.metrics.class_arguments import (
 )
 from learner.metrics.counts import Count
 from learner.metrics.scores import decided, read_scores
+from learner.util.png import matrix_picture
 from learner.util.text import aligned
 
-PIXELS, MOST_PIXELS = 384, 1024  # the side of a picture of few classes, and of many
 MOST_CLASSES = 100  # of a table with a column for each class; a run's files store the table after every epoch
 
 
@@ -162,13 +162,8 @@ class ConfusionMatrix(MatrixMetric):
         """
         counts = self.counts(value).astype(np.float64)
         shares = counts[:-1, :-1] / np.maximum(counts[:-1].sum(1, keepdims=True), 1)
-        side = len(shares)
-        cell = max(1, min(max(4, PIXELS // side), MOST_PIXELS // side))
-        if (together := -(-side // MOST_PIXELS)) > 1:
-            begins = np.arange(0, side, together)
-            shares = np.maximum.reduceat(np.maximum.reduceat(shares, begins, 0), begins, 1)
-        greys: np.ndarray = np.rint(255 * (1 - shares)).astype(np.uint8)
-        return greys.repeat(cell, 0).repeat(cell, 1)
+        row, column = np.nonzero(shares)
+        return matrix_picture(row, column, shares[row, column], shares.shape)
 
     def text(self, value: Count) -> str:
         """Return the table: a line for each label, a column for each predicted class; for many classes a line for each

@@ -9,11 +9,8 @@ import numpy.typing as npt
 
 from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
+from learner.util.png import matrix_picture
 
-PIXELS = 384
-"""The side of a picture of few classes, in pixels."""
-MOST_PIXELS = 1024
-"""The side of a picture of many classes, in pixels."""
 NONE = "none"
 LARGEST = np.uint64(2**64 - 1)
 PAIRS = ["label", "predicted", "rows"]
@@ -103,19 +100,12 @@ class Matrix:
 
     def picture(self, power: float = 1.0) -> npt.NDArray[np.uint8]:
         """Return a grey picture, uint8 `[height, width]`, in which a pixel is darker for a larger share of its label's
-        rows. With many classes, several cells share a pixel, which shows the darkest.
+        rows; see `matrix_picture`.
 
         Args:
           power: the exponent of the shares, which makes small shares visible; the metric's own picture uses 1.
         """
-        longest = max(len(self.labels), len(self.predicted))
-        together = -(-longest // MOST_PIXELS)
-        high, wide = (-(-len(names) // together) for names in (self.labels, self.predicted))
-        shares = np.zeros((high, wide))
-        np.maximum.at(shares, (self.row // together, self.column // together), self._share**power)
-        cell = max(1, min(max(4, PIXELS // longest), MOST_PIXELS // longest))
-        greys: npt.NDArray[np.uint8] = np.rint(255 * (1 - shares)).astype(np.uint8)
-        return greys.repeat(cell, 0).repeat(cell, 1)
+        return matrix_picture(self.row, self.column, self._share**power, (len(self.labels), len(self.predicted)))
 
     @property
     def _hit(self) -> npt.NDArray[np.bool_]:

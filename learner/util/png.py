@@ -1,4 +1,4 @@
-"""PNG files, written with the standard library only."""
+"""PNG files, written with the standard library only, and pictures of matrices."""
 
 import struct
 import zlib
@@ -9,6 +9,7 @@ from learner.errors import LearnerError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 GREY, RGB = 0, 2
+PIXELS, MOST_PIXELS = 384, 1024  # the side of a picture of a small matrix, and of a large one
 
 
 def png(picture: np.ndarray) -> bytes:
@@ -43,6 +44,29 @@ def pixels(picture: np.ndarray) -> np.ndarray:
             code="logger-picture-shape",
         )
     return array
+
+
+def matrix_picture(row: np.ndarray, column: np.ndarray, share: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return a matrix of shares as a picture, uint8 `[height, width]`: 0 is white, and 1 black. Each cell is a square;
+    those of a large matrix share pixels, each of which shows the darkest.
+
+    Args:
+      row: the rows of the cells that are not 0, int64 `[cells]`.
+      column: their columns.
+      share: their values, from 0 to 1.
+      size: the numbers of rows and columns.
+
+    >>> picture = matrix_picture(np.array([0, 0]), np.array([0, 1]), np.array([0.75, 0.25]), (2, 2))
+    >>> picture.shape, picture[::192, ::192].tolist()
+    ((384, 384), [[64, 191], [255, 255]])
+    """
+    longest = max(size)
+    together = -(-longest // MOST_PIXELS)
+    shares = np.zeros([-(-side // together) for side in size])
+    np.maximum.at(shares, (row // together, column // together), share)
+    cell = max(1, min(max(4, PIXELS // longest), MOST_PIXELS // longest))
+    greys: np.ndarray = np.rint(255 * (1 - shares)).astype(np.uint8)
+    return greys.repeat(cell, 0).repeat(cell, 1)
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

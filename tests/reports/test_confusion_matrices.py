@@ -8,7 +8,7 @@ import pytest
 
 from learner.metrics import ConfusionMatrix
 from learner.metrics.counts import Count
-from learner.reports.confusion_matrices import MOST_PIXELS, Matrix, matrices, monitor_of, read_matrix
+from learner.reports.confusion_matrices import Matrix, matrices, monitor_of, read_matrix
 from learner.runs import RunReader
 from tests.support.codes import named_case
 from tests.support.written import write_run
@@ -147,32 +147,6 @@ def test_picture_equals_the_one_of_the_metric():
     read = read_matrix(metric.text(metric_value(counts)))
     np.testing.assert_array_equal(read.picture(), metric.picture(metric_value(counts)))
     assert read.picture(0.5)[::192, ::192].tolist() == [[34, 128], [255, 0]]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("classes", [300, 2100])
-def test_picture_of_many_classes_equals_the_one_of_the_metric(classes):
-    counts = np.zeros((classes + 1, classes + 1), np.uint32)
-    rows, columns = np.random.default_rng(0).integers(0, classes, (2, 2 * classes))
-    counts[rows, columns] = np.arange(2 * classes) + 1
-    counts[range(classes), range(classes)] += 1
-    metric = ConfusionMatrix(classes)
-    read = read_matrix(metric.text(metric_value(counts)))
-    np.testing.assert_array_equal(read.picture(), metric.picture(metric_value(counts)))
-
-
-@pytest.mark.parametrize(
-    ("classes", "side"), [(1, 384), (100, 400), (300, 900), (1024, 1024), (1025, 513), (2048, 1024)]
-)
-def test_size_of_pictures_is_bounded(classes, side):
-    """A single mistake stays visible when a pixel stands for several classes."""
-    counts = np.zeros((classes, classes), np.uint64)
-    counts[-1, 0] = 1
-    names = tuple(map(str, range(classes)))
-    picture = Matrix.of(names, names, counts).picture()
-    assert picture.shape == (side, side)
-    assert side <= MOST_PIXELS
-    assert (picture[-1, 0], picture[0, -1] if classes > 1 else 255) == (0, 255)
 
 
 # -- of a run ----------------------------------------------------------------------------------------------------------
