@@ -87,7 +87,7 @@ def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> 
         if inside.any():
             x, y = _fewer(x[inside], y[inside], FINER * max(columns, 1))
             curves.append(PlotCurve(label, number, x, y))
-    units = dict.fromkeys(run.info(key).unit for run, key in chosen)
+    units = dict.fromkeys(run.run.info(key).unit for run, key in chosen)
     unit = " ".join(f"({unit})" for unit in units if unit)
     note = _note(curves, series, view) or ("what is not above 0 is left out" if lost else "")
     return Drawing(printable(f"{metric} {unit}".strip()), LABELS[view.x], curves, window if curves else None, note)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.events import MetricInfo
 from learner.runs.control_files import pending
 from learner.runs.following import GrowingSeries
 from learner.runs.growing import GrowingLines
@@ -141,10 +140,6 @@ class LiveRun:
             names = sorted(path.name for path in newest.glob("*.log"))
             keys += [TRAIN + name.removesuffix(".log") for name in names if name not in files.values()]
         return keys
-
-    def info(self, key: str) -> MetricInfo:
-        """Return the description of a metric."""
-        return self.run.info(key)
 
     def each_step(self, key: str, since: float = 0) -> tuple[Floats, Floats]:
         """Return steps and values of a training metric, float64 `[points]`, as far as they have been read, from `since`

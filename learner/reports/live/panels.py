@@ -62,7 +62,7 @@ def table(run: LiveRun, width: int) -> list[str]:
     """Return the table of metrics: the current value, the last split, the best value and its epoch."""
     rows = [["metric", "now", "last", "best", "epoch"]]
     for key in ordered(run.keys, run.monitor):
-        last, best, unit = run.run.history.last(key), run.run.best(key), run.info(key).unit
+        last, best, unit = run.run.history.last(key), run.run.best(key), run.run.info(key).unit
         values = (run.newest(key), last and last.value, best and best.value)
         texts = ["", "a text", ""] if run.run.is_text(key) else ["" if x is None else _cell(x) for x in values]
         name = abbreviate(printable(key + (f" ({unit})" if unit else "")), WIDEST)
@@ -132,7 +132,7 @@ def system(run: LiveRun, width: int) -> list[str]:
         name = key.split("/", 1)[1]
         value = run.newest(key)
         if name in (*SYSTEM, *SPEED) and value is not None:
-            rows.append((name if key.startswith("train/") else key, f"{short(value)} {run.info(key).unit}".strip()))
+            rows.append((name if key.startswith("train/") else key, f"{short(value)} {run.run.info(key).unit}".strip()))
     rows += _time_use(run)
     facts = run.run.environment.items()
     rows += [(key.rpartition(".")[2], str(value)) for key, value in facts if isinstance(value, str | int)]

@@ -63,7 +63,7 @@ def test_run_inside_its_first_epoch(tmp_path):
     assert run.keys == ["train/Top-5 Accuracy"]
     run.read(run.keys, 1000)
     assert run.newest("train/Top-5 Accuracy") == 0.5
-    assert run.info("train/Top-5 Accuracy").unit == "%"
+    assert run.run.info("train/Top-5 Accuracy").unit == "%"
 
 
 def test_resumed_run_is_read_again(runs):
