@@ -12,7 +12,7 @@ In Python, use optax's own functions.
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import optax
 
@@ -55,6 +55,6 @@ SCHEDULES: dict[str, type[OptaxSchedule]] = {
 globals().update(SCHEDULES)
 __all__ = list(SCHEDULES)
 
+if TYPE_CHECKING:  # at run time the classes are in `globals()`
 
-def __getattr__(name: str) -> Any:  # for type checkers; the classes are in `globals()`
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any: ...

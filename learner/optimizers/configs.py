@@ -17,7 +17,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import optax
 import optax.contrib
@@ -192,6 +192,6 @@ OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
 globals().update(OPTIMIZERS)
 __all__ = list(OPTIMIZERS)
 
+if TYPE_CHECKING:  # at run time the classes are in `globals()`
 
-def __getattr__(name: str) -> Any:  # for type checkers; the classes are in `globals()`
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any: ...

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from learner.optimizers import configs as optimizers
 from learner.optimizers.configs import OPTIMIZERS, AdamW, OptimizerConfig, ScheduleFree
 from tests.support.codes import raises_code
 
@@ -124,11 +123,6 @@ def test_error_of_optax_names_the_optimizer():
     picky = dataclasses.make_dataclass("Picky", [("clip_norm", float | None, None)], bases=(Picky,))
     with raises_code("optimizer-refused"):
         picky()(0.1)
-
-
-def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="AdamQ"):
-        optimizers.AdamQ  # noqa: B018
 
 
 def test_configs_of_earlier_versions_find_the_classes():

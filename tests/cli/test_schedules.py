@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from learner.cli import schedules
 from learner.cli.schedules import SCHEDULES, CosineDecaySchedule, JoinSchedules, LinearSchedule
 from tests.support.codes import raises_code
 
@@ -72,8 +71,3 @@ def test_schedules_of_schedules():
 def test_error_of_optax_names_the_schedule():
     with raises_code("schedule-refused", "CosineDecaySchedule(init_value=0.1, decay_steps=0, "):
         CosineDecaySchedule(init_value=0.1, decay_steps=0)
-
-
-def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="CosineSchedule"):
-        schedules.CosineSchedule  # noqa: B018
