@@ -54,8 +54,9 @@ class Linen:
     def __init__(self, module: Any, variables: Any, rngs: Sequence[str] = ("dropout",)):
         import flax.core
 
-        if not isinstance(variables, Mapping) or "params" not in variables:
-            shown = f"variables with {sorted(variables)}" if isinstance(variables, Mapping) else short(repr(variables))
+        names = sorted(variables) if isinstance(variables, Mapping) else None
+        if names is None or "params" not in names:
+            shown = short(repr(variables)) if names is None else f"variables with {names}"
             raise LearnerError(
                 f"Linen got {shown}; it needs what module.init(key, x) returns, with 'params'",
                 code="model-linen-variables",
