@@ -107,9 +107,12 @@ def _table(prefix: str, coded: list[tuple[str, str, str]]) -> str:
 
 
 def _calls(tree: ast.Module, names: set[str]) -> Iterator[ast.Call]:
+    """Yield the calls that make an error, and those of `check_int` that give its error a code."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-            yield node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            has_code = any(keyword.arg == "code" for keyword in node.keywords)
+            if node.func.id in names or (node.func.id == "check_int" and has_code):
+                yield node
 
 
 def _code(call: ast.Call) -> str | None:
@@ -117,6 +120,8 @@ def _code(call: ast.Call) -> str | None:
     if not given:
         return None
     (value,) = given
+    if isinstance(value, ast.BoolOp):
+        value = value.values[-1]  # the default of `check_int`
     if isinstance(value, ast.Constant):
         return str(value.value)
     return "" if isinstance(value, ast.Attribute) and value.attr == "code" else None
@@ -124,6 +129,9 @@ def _code(call: ast.Call) -> str | None:
 
 def _template(call: ast.Call) -> str:
     assert isinstance(call.func, ast.Name)
+    if call.func.id == "check_int":
+        of = "".join(f" of {_text(keyword.value)}" for keyword in call.keywords if keyword.arg == "of")
+        return f"{_text(call.args[0])}{of} is {{value}}: give a whole number, {{least}} or more"
     if call.func.id == "one_error":
         return f"{_text(call.args[1]) if len(call.args) > 1 else 'this cannot be trained'}, {{...}} problems: {{...}}"
     if call.func.id == "ItemError":

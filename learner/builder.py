@@ -44,7 +44,7 @@ from learner.training.selection import Exploit, Halving, Selection
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod
 from learner.util.addresses import refuse_address
-from learner.util.number_checks import is_int, is_number
+from learner.util.number_checks import check_int, is_number
 from learner.util.several import as_several
 from learner.util.slurm import job_end
 from learner.util.text import name_of
@@ -986,15 +986,7 @@ def _complete_options(options: Options) -> Options:
 
 
 def _integer(name: str, value: Any, least: int) -> int:
-    if not is_int(value) or value < least:
-        raise LearnerError(
-            f"{name} is {value!r}; it needs a whole number, {least} or more",
-            code="builder-number-value",
-            name=name,
-            value=value,
-            least=least,
-        )
-    return value
+    return check_int(name, value, least, code="builder-number-value")
 
 
 def _boolean(name: str, value: Any) -> bool:

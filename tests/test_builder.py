@@ -29,7 +29,7 @@ from learner import (
 from learner.events import Listener
 from learner.loggers import MemoryLogger, MetricLogger
 from learner.metrics import Accuracy, CollectingMetric, LearningRate, Loss, Metric, TopKAccuracy
-from learner.optimizers import AdamW
+from learner.optimizers import AdamW, Ema
 from learner.records import CompactRecorder
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, fsdp
@@ -264,7 +264,7 @@ REFUSED = [
     ),
     is_refused("initial_from", "builder-partial-type", "a", "best", "yes"),
     *(
-        is_refused("initial_from", "checkpoint-step-value", "a", "best", False, value, field="initial_from")
+        is_refused("initial_from", "checkpoint-step-value", "a", "best", False, value, field="step")
         for value in (-1, 1.5, "3", True)
     ),
     *(
@@ -297,6 +297,17 @@ def test_wrong_value_is_rejected_at_once(tmp_path):
     for name, arguments, code, fields in REFUSED:
         with named_case(f"{name}{arguments}"), raises_code(code, **fields):
             getattr(LearnerBuilder(tmp_path / "run"), name)(*arguments)
+
+
+def test_integers_of_numpy_are_integers(tmp_path):
+    def fit(name, integer):
+        builder = quiet(tmp_path / name, saves=True).num_epochs(integer(2)).valid_every(steps=integer(2))
+        builder.with_file_checkpointer(keep_last=integer(1), every_steps=integer(3)).seed(integer(5))
+        builder.early_stopping(MetricEarlyStopping(patience=integer(3))).metrics(Loss())
+        learner = build_line(builder, optimizer=Ema(optax.sgd, start=integer(1)))
+        return model_bits(learner.fit(batches(), valid_data()).model)
+
+    assert fit("numpy", np.int64) == fit("python", int)
 
 
 def test_devices_do_not_replace_a_strategy(tmp_path):

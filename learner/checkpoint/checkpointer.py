@@ -23,6 +23,7 @@ from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import FORMAT, CheckpointStore
 from learner.errors import LearnerError
 from learner.util.addresses import is_address, refuse_store
+from learner.util.number_checks import check_int
 from learner.util.text import join_names, short
 from learner.util.trees import named_leaves
 from learner.util.user_warnings import warn
@@ -103,12 +104,7 @@ class Checkpointer:
             arrays of texts or objects.
           TypeError: `info` is not JSON-serializable.
         """
-        if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-            raise LearnerError(
-                f"the step of a checkpoint is {step!r}; it needs a whole number, 0 or more",
-                code="checkpoint-step-value",
-                step=step,
-            )
+        step = check_int("the step of a checkpoint", step, least=0, code="checkpoint-step-value")
         # Older than another, it would be the first that retention removes: with this save.
         if newer := [number for number in self._store.steps if number > step and number not in self._damaged]:
             raise LearnerError(

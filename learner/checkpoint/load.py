@@ -39,7 +39,7 @@ from learner.steps.optimizer import check_optimizer, init_optimizer
 from learner.steps.train_state import TrainState
 from learner.util.addresses import is_address, refuse_store
 from learner.util.machine import machine_memory
-from learner.util.number_checks import is_int
+from learner.util.number_checks import check_int, is_int
 from learner.util.optional import is_instance_of
 from learner.util.text import printable, short
 
@@ -246,13 +246,8 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
             name=name,
             which=which,
         )
-    if step is not None and (not is_int(step) or step < 0):
-        raise LearnerError(
-            f"step of {name} is {short(repr(step))}; it needs a whole number, 0 or more",
-            code="checkpoint-step-value",
-            name=name,
-            step=step,
-        )
+    if step is not None:
+        check_int("step", step, least=0, of=name, code="checkpoint-step-value")
 
 
 def materialize(model: Any) -> Any:

@@ -8,7 +8,7 @@ from learner.checkpoint.records import RECORDED
 from learner.errors import LearnerError
 from learner.records.recorder import Recorder
 from learner.util.addresses import refuse_store
-from learner.util.number_checks import is_int, is_number
+from learner.util.number_checks import check_int, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +48,9 @@ class CheckpointOptions:
         for name, least in numbers.items():
             value = getattr(self, name)
             optional = value is None and name not in ("keep_last", "keep_best")
-            if not optional and (not is_int(value) or value < least):
-                raise LearnerError(
-                    f"{name} of with_file_checkpointer is {value!r}; it needs a whole number, {least} or more",
-                    code="checkpoint-option-number",
-                    name=name,
-                    value=value,
-                    least=least,
-                )
+            if not optional:
+                value = check_int(name, value, least, of="with_file_checkpointer", code="checkpoint-option-number")
+                object.__setattr__(self, name, value)  # an int, also of a NumPy integer
         if self.directory is not None:
             refuse_store(self.directory)
         seconds = self.every_seconds

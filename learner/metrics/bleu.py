@@ -6,8 +6,9 @@ from typing import Any
 
 from learner.errors import LearnerError, near
 from learner.metrics.base import CollectingMetric
-from learner.metrics.class_arguments import is_integral, is_real
+from learner.metrics.class_arguments import is_real
 from learner.metrics.tokens import Ends, token_lists
+from learner.util.number_checks import check_int
 from learner.util.optional import import_optional
 
 SMOOTHINGS = ("exp", "floor", "add-k", "none")
@@ -98,12 +99,7 @@ def _check_arguments(smoothing: str, value: float | None, order: int) -> None:
             code="metric-bleu-smoothing-unknown",
             smoothing=smoothing,
         )
-    if not is_integral(order) or order < 1:
-        raise LearnerError(
-            f"order of BLEU is {order!r}; it needs a whole number of tokens, 1 or more",
-            code="metric-bleu-order-value",
-            order=order,
-        )
+    order = check_int("order", order, least=1, of="BLEU", code="metric-bleu-order-value")
     if value is not None and smoothing not in ("floor", "add-k"):
         raise LearnerError(
             f"value of BLEU is {value!r}, but smoothing={smoothing!r} uses none; leave it out",

@@ -11,6 +11,7 @@ from learner.metrics.counts import Fraction
 from learner.metrics.means import FractionMetric
 from learner.metrics.rows import as_int32, kept_rows
 from learner.metrics.scores import classes_before, read_scores
+from learner.util.number_checks import check_int
 
 HAMMING = "learner.metrics.Hamming() is how often they are wrong, 1 - accuracy (in a config: `metrics: [Hamming]`)"
 
@@ -118,10 +119,5 @@ class TopKAccuracy(_HitRate):
     description = "how often the label is among the k classes with the highest scores, 0 to 1"
 
     def __init__(self, k: int = 5, ignore_label: int | None = None) -> None:
-        if not is_integral(k) or k < 1:
-            raise LearnerError(
-                f"k of TopKAccuracy is {k!r}; it needs a whole number of classes, 1 or more",
-                code="metric-top-k-value",
-                k=k,
-            )
+        k = check_int("k", k, least=1, of="TopKAccuracy", code="metric-top-k-value")
         super().__init__(f"Top-{k} Accuracy", k, ignore_label)

@@ -11,7 +11,7 @@ import optax
 from learner.errors import LearnerError
 from learner.optimizers.base import OptimizerFactory, refuse_no_function
 from learner.steps.extra import accepting
-from learner.util.number_checks import is_int, is_number
+from learner.util.number_checks import check_int, is_number
 from learner.util.text import name_of
 
 
@@ -61,7 +61,7 @@ class Ema(OptimizerFactory):
                 f"decay of Ema is {shown}; it needs a number from 0 to below 1, as in Ema(optax.adamw, decay=0.999)",
                 code="optimizer-ema-decay-value",
             )
-        _check(self.optimizer, "Ema", start=(self.start, 0))
+        _check(self, start=0)
 
     def __call__(self, lr: Any) -> optax.GradientTransformation:
         """See `OptimizerFactory`."""
@@ -107,7 +107,7 @@ class Swa(OptimizerFactory):
     every: int = 1
 
     def __post_init__(self) -> None:
-        _check(self.optimizer, "Swa", start=(self.start, 0), every=(self.every, 1))
+        _check(self, start=0, every=1)
 
     def __call__(self, lr: Any) -> optax.GradientTransformation:
         """See `OptimizerFactory`."""
@@ -186,14 +186,10 @@ def _kept(p: Any) -> Any:
     return p.dtype if jnp.dtype(p.dtype).itemsize >= 4 else jnp.float32
 
 
-def _check(optimizer: Any, name: str, **numbers: tuple[Any, int]) -> None:
-    refuse_no_function(optimizer, f"the optimizer of {name}")
-    for argument, (value, least) in numbers.items():
-        if not is_int(value) or value < least:
-            raise LearnerError(
-                f"{argument} of {name} is {value!r}; it needs a whole number, {least} or more",
-                code="optimizer-number-value",
-                name=name,
-                value=value,
-                least=least,
-            )
+def _check(average: Any, **numbers: int) -> None:
+    """Check the optimizer of a weight average, and its numbers, which have the given lower limits."""
+    name = type(average).__name__
+    refuse_no_function(average.optimizer, f"the optimizer of {name}")
+    for argument, least in numbers.items():
+        value = check_int(argument, getattr(average, argument), least, of=name, code="optimizer-number-value")
+        object.__setattr__(average, argument, value)

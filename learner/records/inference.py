@@ -16,7 +16,7 @@ from learner.records.onnx import onnx_program
 from learner.util.code_location import code_location
 from learner.util.distribution import VERSION
 from learner.util.jaxprs import draws_from_constants
-from learner.util.number_checks import is_int
+from learner.util.number_checks import check_int
 from learner.util.optional import import_optional
 from learner.util.text import join_names
 from learner.util.trees import is_key, named_leaves
@@ -133,11 +133,8 @@ def _check_arguments(model: Any, function: Any, batch_size: int | None, platform
             "(--function=mine.call)",
             code="export-function-missing",
         )
-    if batch_size is not None and not (is_int(batch_size) and batch_size >= 1):
-        raise LearnerError(
-            f"batch_size is {batch_size!r}; it needs a whole number, 1 or more, or None for any number",
-            code="export-batch-size",
-        )
+    if batch_size is not None:
+        batch_size = check_int("batch_size", batch_size, least=1, code="export-batch-size")
     if isinstance(platforms, str) or not platforms or not set(platforms) <= set(KNOWN):
         shown = platforms if isinstance(platforms, str) else list(platforms)
         raise LearnerError(

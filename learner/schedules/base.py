@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
+from learner.util.number_checks import check_int
 from learner.util.promotion import standard_promotion
 from learner.util.text import name_of
 
@@ -177,13 +178,8 @@ class Schedule(abc.ABC):
         [0.0, 0.05, 0.1, 0.1]
         """
         for name, value in (("num_steps", num_steps), ("steps_per_epoch", steps_per_epoch)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise LearnerError(
-                    f"{name} is {value!r}; it needs a whole number, 1 or more",
-                    code="schedule-length-value",
-                    name=name,
-                    value=value,
-                )
+            if value is not None:
+                check_int(name, value, least=1, code="schedule-length-value")
         return Resolved(self, RunLength(num_steps, steps_per_epoch))
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.schedules.resolve import text_of
 from learner.util.json_values import decode
-from learner.util.number_checks import is_int
+from learner.util.number_checks import check_int
 
 
 class ReduceOnPlateau:
@@ -65,14 +65,10 @@ class ReduceOnPlateau:
                 code="schedule-plateau-factor",
                 factor=factor,
             )
-        for name, value in (("patience", patience), ("cooldown", cooldown)):
-            if not is_int(value) or value < 0:
-                raise LearnerError(
-                    f"{name} of ReduceOnPlateau is {value!r}; it needs a whole number, 0 or more",
-                    code="schedule-plateau-number",
-                    name=name,
-                    value=value,
-                )
+        patience, cooldown = (
+            check_int(name, value, least=0, of="ReduceOnPlateau", code="schedule-plateau-number")
+            for name, value in (("patience", patience), ("cooldown", cooldown))
+        )
         if not (isinstance(min_lr, int | float) and 0 <= min_lr <= first):
             most = "1, as it limits the factor of the schedule" if callable(lr) else f"lr, which is {lr!r}"
             raise LearnerError(

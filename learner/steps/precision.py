@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError, Problem
-from learner.util.number_checks import is_int
+from learner.util.number_checks import check_int
 
 Array = Any
 PyTree = Any
@@ -88,11 +88,8 @@ class LossScale:
                 f"start of LossScale is {self.start!r}; it needs a power of two from 1 to 2**24",
                 code="precision-loss-scale-start",
             )
-        if not is_int(self.every) or self.every < 1:
-            raise LearnerError(
-                f"every of LossScale is {self.every!r}; it needs a whole number, 1 or more",
-                code="precision-loss-scale-every",
-            )
+        every = check_int("every", self.every, least=1, of="LossScale", code="precision-loss-scale-every")
+        object.__setattr__(self, "every", every)
 
     def fresh(self) -> dict[str, Array]:
         """Return the initial state: `scale`, float32, and `good`, int32, the good steps since it changed."""

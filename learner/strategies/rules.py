@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from learner.errors import LearnerError, Problem, near_path
-from learner.util.number_checks import is_int
+from learner.util.number_checks import check_int
 
 Shapes = Mapping[str, Any]
 Rule = Any
@@ -47,11 +47,7 @@ def fsdp(min_size: int = 1024, axis: str = "data") -> Fsdp:
     >>> tuple(fsdp().spec((64, 3), {"data": 8}))
     ()
     """
-    if not is_int(min_size) or min_size < 0:
-        raise LearnerError(
-            f"min_size of fsdp is {min_size!r}; it needs a whole number of elements", code="strategy-fsdp-min-size"
-        )
-    return Fsdp(min_size, axis)
+    return Fsdp(check_int("min_size", min_size, least=0, of="fsdp", code="strategy-fsdp-min-size"), axis)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Any
 from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup
 from learner.distributed.process_records import COMPARED, ProcessRecords
-from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.util.json_values import decode
-from learner.util.number_checks import is_int
+from learner.util.number_checks import check_int
 from learner.util.text import count
 
 
@@ -40,15 +39,10 @@ class MetricEarlyStopping:
         min_delta: float = 0.0,
         warmup: int = 0,
     ):
-        for name, value, least in (("patience", patience, 1), ("warmup", warmup, 0)):
-            if not is_int(value) or value < least:
-                raise LearnerError(
-                    f"{name} of MetricEarlyStopping is {value!r}; it needs a whole number, {least} or more",
-                    code="stopping-number-value",
-                    name=name,
-                    value=value,
-                    least=least,
-                )
+        patience, warmup = (
+            check_int(name, value, least, of="MetricEarlyStopping", code="stopping-number-value")
+            for name, value, least in (("patience", patience, 1), ("warmup", warmup, 0))
+        )
         self._best = Monitor(monitor, mode, min_delta)
         self.patience, self.warmup = patience, warmup
         self._without, self._validations = 0, 0

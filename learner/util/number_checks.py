@@ -30,9 +30,9 @@ def is_finite(value: Any) -> TypeGuard[float]:
     return is_number(value) and math.isfinite(value)
 
 
-def check_int(name: str, value: Any, least: int) -> int:
-    """Return `value`, which may be a NumPy integer, as an int. Raise a `LearnerError` with its name unless it is an
-    integer of at least `least`.
+def check_int(name: str, value: Any, least: int, *, of: str = "", code: str | None = None) -> int:
+    """Return `value`, which may be a NumPy integer, as an int. Raise a `LearnerError` with its name, and that of the
+    class or function that it is an argument `of`, unless it is an integer of at least `least`.
 
     >>> check_int("batch_size", 32, least=1)
     32
@@ -41,9 +41,10 @@ def check_int(name: str, value: Any, least: int) -> int:
     learner.errors.LearnerError: batch_size is 0: give a whole number, 1 or more
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        argument = f"{name} of {of}" if of else name
         raise LearnerError(
-            f"{name} is {value!r}: give a whole number, {least} or more",
-            code="data-number-value",
+            f"{argument} is {value!r}: give a whole number, {least} or more",
+            code=code or "data-number-value",
             name=name,
             value=value,
             least=least,

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from learner.errors import LearnerError
-from learner.util.number_checks import is_int
+from learner.util.number_checks import check_int
 
 T = TypeVar("T")
 
@@ -37,8 +36,7 @@ class Retries:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        if not is_int(self.times) or self.times < 0:
-            raise LearnerError(f"retries is {self.times!r}; it needs a whole number, 0 or more", code="retries-value")
+        check_int("retries", self.times, least=0, code="retries-value")
 
     def call(
         self,

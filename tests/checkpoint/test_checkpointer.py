@@ -182,7 +182,7 @@ def test_swapped_and_wrong_arguments_of_restore(directory):
 def test_unsaveable_leaves(directory):
     with Checkpointer(directory) as checkpointer:
         for step in (-1, 1.5, True):
-            with raises_code("checkpoint-step-value", step=step):
+            with raises_code("checkpoint-step-value", value=step):
                 checkpointer.save(step, {"w": jnp.zeros(1)})
         with raises_code("checkpoint-state-empty"):
             checkpointer.save(1, {"n": 3})

@@ -284,7 +284,7 @@ def test_a_model_in_place_of_which(tmp_path):
         (("a", "newest"), {}, "checkpoint-which-unknown", {"which": "newest"}),
         (("a", 0), {}, "checkpoint-which-unknown", {"which": 0}),
         (("a", True), {}, "checkpoint-which-unknown", {"which": True}),
-        (("a",), {"step": -1}, "checkpoint-step-value", {"step": -1}),
+        (("a",), {"step": -1}, "checkpoint-step-value", {"value": -1}),
         (("a",), {"optimizer": optax.sgd}, "checkpoint-model-missing", {}),
     ],
 )
