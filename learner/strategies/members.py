@@ -138,18 +138,8 @@ class ShardedMembers(Sharded):
         """See `Strategy`."""
         return tree
 
-    def compile(
-        self,
-        program: Callable[..., Any],
-        arguments: Sequence[Kind] = (),
-        results: Sequence[Kind] | Kind = "same",
-        donate: tuple[int, ...] = (),
-        shardings: Mapping[str, PyTree] | None = None,
-    ) -> Any:
-        """See `Strategy`."""
-        kinds = [results] if isinstance(results, str) else results
-        of_members = {kind: self._of_members for kind in kinds if kind not in SHARED}
-        return super().compile(program, arguments, results, donate, of_members)
+    def _sharding_of(self, kind: Kind, shardings: Mapping[str, PyTree]) -> PyTree:
+        return self.replicated_sharding if kind in SHARED else self._of_members
 
 
 def spread_members(strategy: Strategy | None) -> Strategy | None:

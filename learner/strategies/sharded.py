@@ -232,10 +232,14 @@ class Sharded(Strategy):
         """See `Strategy`. The shardings of the results are fixed, so that XLA cannot choose others for the arguments of
         the next dispatch.
         """
-        by_kind, same = shardings or {}, self.replicated_sharding
-        each = [by_kind.get(kind, same) for kind in ([results] if isinstance(results, str) else results)]
+        kinds = [results] if isinstance(results, str) else results
+        each = [self._sharding_of(kind, shardings or {}) for kind in kinds]
         out = each[0] if isinstance(results, str) else tuple(each)
         return jax.jit(program, donate_argnums=donate, out_shardings=out, keep_unused=True)
+
+    def _sharding_of(self, kind: Kind, shardings: Mapping[str, PyTree]) -> PyTree:
+        """Return the sharding of a result of this kind."""
+        return shardings.get(kind, self.replicated_sharding)
 
 
 def _automatic(mesh: Mesh) -> Mesh:
