@@ -44,7 +44,7 @@ from learner.training.selection import Exploit, Halving, Selection
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod
 from learner.util.addresses import refuse_address
-from learner.util.number_checks import check_int, is_number
+from learner.util.number_checks import check_int, is_number, plain_numbers
 from learner.util.several import as_several
 from learner.util.slurm import job_end
 from learner.util.text import name_of
@@ -397,7 +397,7 @@ class LearnerBuilder:
         >>> builder = LearnerBuilder("runs/rates").population(lr=loguniform(1e-4, 1e-1), size=27)
         >>> builder = builder.num_epochs(9).halving("valid/Loss", every_epochs=2, keep=1 / 3)
         """
-        return self._set(halving=_selection(Halving(Monitor(monitor, mode), every_epochs, keep)))
+        return self._set(halving=_selection(Halving(Monitor(monitor, mode), plain_numbers(every_epochs), keep)))
 
     def exploit(
         self,
@@ -423,7 +423,8 @@ class LearnerBuilder:
         >>> builder = builder.num_epochs(20).exploit("valid/Loss", every_epochs=2)
         """
         factors = tuple(factors) if isinstance(factors, Sequence) else (factors,)
-        return self._set(exploit=_selection(Exploit(Monitor(monitor, mode), every_epochs, part, factors)))
+        exploit = Exploit(Monitor(monitor, mode), plain_numbers(every_epochs), part, factors)
+        return self._set(exploit=_selection(exploit))
 
     def devices(self, devices: int | str | Sequence[Any]) -> Self:
         """Set the devices: their number, `"all"`, or a list of `jax.Device` objects or ids. Default: one device.

@@ -308,6 +308,10 @@ def test_integers_of_numpy_are_integers(tmp_path):
         return model_bits(learner.fit(batches(), valid_data()).model)
 
     assert fit("numpy", np.int64) == fit("python", int)
+    LearnerBuilder(tmp_path / "devices").devices(np.int64(2)).halving(
+        "valid/Loss", every_epochs=np.int64(2)
+    )  # accepted
+    assert dict(Sharded({"data": np.int64(4)}, devices=np.int32(4)).mesh.shape) == {"data": 4}
 
 
 def test_devices_do_not_replace_a_strategy(tmp_path):

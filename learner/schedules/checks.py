@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from learner.errors import one_error
 from learner.schedules.base import Schedule
-from learner.util.number_checks import is_finite
+from learner.util.number_checks import is_finite, plain_numbers
 
 UNITS = ("steps", "epochs", "fraction")
 
@@ -20,6 +20,8 @@ class Checks:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._problems = schedule, list[str]()
+        for name, value in vars(schedule).items():
+            object.__setattr__(schedule, name, plain_numbers(value))
 
     def add(self, problem: str) -> Self:
         """Add one problem."""

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
-from learner.util.number_checks import is_int
+from learner.util.number_checks import is_int, plain_numbers
 from learner.util.text import join_names
 
 _NEEDS = 'it needs a number of devices, "all", or a list of jax.Device or of their ids'
@@ -24,7 +24,7 @@ def find_devices(devices: int | str | Sequence[Any]) -> list[Any]:
     >>> find_devices(1) == jax.devices()[:1] == find_devices([jax.devices()[0].id])
     True
     """
-    available = jax.devices()
+    available, devices = jax.devices(), plain_numbers(devices)
     if devices == "all":
         return available
     if isinstance(devices, bool) or not isinstance(devices, int | list | tuple) or not devices:

@@ -14,7 +14,7 @@ from learner.strategies.base import Kind, PyTree, Strategy
 from learner.strategies.device_lookup import find_devices
 from learner.strategies.replicated import first_replica
 from learner.strategies.rules import Rules, names_of, without
-from learner.util.number_checks import is_int
+from learner.util.number_checks import is_int, plain_numbers
 from learner.util.several import as_several
 from learner.util.trees import is_key
 
@@ -258,7 +258,7 @@ def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | 
             "Sharded(devices=8), Sharded(rules=fsdp())",
             code="strategy-mesh-type",
         )
-    sizes = {"data": len(devices)} if sizes is None else dict(sizes)
+    sizes = {"data": len(devices)} if sizes is None else {name: plain_numbers(size) for name, size in sizes.items()}
     invalid_axes = [name for name, size in sizes.items() if not is_int(size) or size < 1]
     if invalid_axes or not sizes:
         raise LearnerError(

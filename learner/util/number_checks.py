@@ -4,6 +4,8 @@ import math
 import numbers
 from typing import Any, TypeGuard
 
+import numpy as np
+
 from learner.errors import LearnerError
 
 
@@ -28,6 +30,20 @@ def is_finite(value: Any) -> TypeGuard[float]:
     (True, False, False)
     """
     return is_number(value) and math.isfinite(value)
+
+
+def plain_numbers(value: Any) -> Any:
+    """Return a number of NumPy, or those in a list, as numbers of Python, and any other value unchanged. float64 is a
+    kind of float already.
+
+    >>> plain_numbers(np.int64(3)), plain_numbers(np.float32(0.5)), plain_numbers([np.int64(3), "3"])
+    (3, 0.5, [3, '3'])
+    """
+    if isinstance(value, list):
+        return list(map(plain_numbers, value))
+    if isinstance(value, float):
+        return value
+    return value.item() if isinstance(value, np.number) else value
 
 
 def check_int(name: str, value: Any, least: int, *, of: str = "", code: str | None = None) -> int:

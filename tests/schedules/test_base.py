@@ -1,5 +1,6 @@
 """Tests of lengths given as epochs, as fractions of a run, or up to its end."""
 
+import numpy as np
 import pytest
 
 from learner import LearnerError
@@ -130,3 +131,8 @@ def test_lengths_that_do_not_fit_the_run(schedule, run, message):
 def test_a_run_has_a_whole_number_of_steps(name):
     with raises_code("schedule-length-value", name, "0", "1"):
         Cosine(0.1).resolved(**{name: 0})
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert repr(MultiStep(np.int64(1), [np.int64(5), np.int32(9)])) == repr(MultiStep(1, [5, 9]))
+    assert repr(CosineRestarts(np.float32(0.5), cycles=np.int64(3))) == repr(CosineRestarts(0.5, cycles=3))
