@@ -54,9 +54,9 @@ class Linen:
     def __init__(self, module: Any, variables: Any, rngs: Sequence[str] = ("dropout",)):
         import flax.core
 
-        names = sorted(variables) if isinstance(variables, Mapping) else None
+        names = [*variables] if isinstance(variables, Mapping) else None
         if names is None or "params" not in names:
-            shown = short(repr(variables)) if names is None else f"variables with {names}"
+            shown = short(repr(variables)) if names is None else f"variables with {sorted(names)}"
             raise LearnerError(
                 f"Linen got {shown}; it needs what module.init(key, x) returns, with 'params'",
                 code="model-linen-variables",

@@ -32,7 +32,7 @@ def parquet(
     Args:
       path: the path of the file, a pattern such as `part-*.parquet`, or a list of files; see `csv`.
       fields, labels: as for `csv`; columns of lists of numbers, all of one length, become arrays `[rows, length]`.
-        Decimals become float64.
+        Decimals are read as float64, and those without a fraction as int64.
       dtypes: types of fields by NumPy's names. Default: the columns' types; for lists, int32 and float32 if the numbers
         fit.
       missing: the number that replaces a null. Default: a null is an error.
@@ -231,14 +231,13 @@ def _readable(path: Path) -> Iterator[None]:
 def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
     """Return a column as a NumPy array of numbers, or as a list of texts, lists and `None`."""
     types = pyarrow.types
-    if (plain := _plain_type(column.type, pyarrow)) != column.type:
-        budget.reserve(WIDEST * len(column))
-        column = column.cast(plain)
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if types.is_string(kind) or types.is_large_string(kind):
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         budget.reserve(POINTER * len(column))
         return [text for chunk in column.chunks for text in _texts(chunk, types, budget)]
-    if types.is_dictionary(column.type):
+    if types.is_decimal(kind):
+        kind = pyarrow.float64() if kind.scale > 0 else pyarrow.int64()
+    if types.is_dictionary(column.type) or types.is_decimal(column.type):
         budget.reserve(WIDEST * len(column))
         column = column.cast(kind)
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -256,13 +255,6 @@ def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
         return column.to_numpy()
     budget.reserve(sum(NUMBER * _length(chunk, types) for chunk in column.chunks))
     return column.to_pylist()
-
-
-def _plain_type(kind: Any, pyarrow: Any) -> Any:
-    """Return the type in which NumPy reads a column: float64 for decimals, and ordinary texts for views of texts."""
-    if pyarrow.types.is_decimal(kind):
-        return pyarrow.float64()
-    return pyarrow.large_string() if pyarrow.types.is_string_view(kind) else kind
 
 
 def _texts(chunk: Any, types: Any, budget: MemoryBudget) -> list[str | None]:

@@ -67,18 +67,18 @@ class ImageFolder(Dataset):
         self._decoder = ImageDecoder("ImageFolder", size, mode, scaled, max_pixels)
         root = folder(directory, "ImageFolder", "it needs directory/CLASS/NAME.png").absolute()
         self.classes = _classes(root, classes)
-        images = [_files(root / name, SUFFIXES) for name in self.classes]
+        others: list[str] = []
+        images = [_images(root / name, others) for name in self.classes]
+        hint = f"{count(len(others), 'image')} in other formats, such as {others[0]}: convert them" if others else ""
         empty = [name for name, files in zip(self.classes, images, strict=True) if not files and classes is None]
         if empty or not any(images):
             raise LearnerError(
-                f"ImageFolder: {root} has no {', '.join(SUFFIXES)} in {', '.join(empty or self.classes)}",
+                f"ImageFolder: {root} has no {', '.join(SUFFIXES)} in {', '.join(empty or self.classes)}"
+                + (f"; it has {hint}" if hint else ""),
                 code="data-images-missing",
             )
-        if others := [path for name in self.classes for path in _files(root / name, OTHER_SUFFIXES)]:
-            warn(
-                f"ImageFolder reads only {', '.join(SUFFIXES)}, so {count(len(others), 'image')} of {root} are left "
-                f"out, such as {others[0]}: convert them"
-            )
+        if hint:
+            warn(f"ImageFolder reads only {', '.join(SUFFIXES)}, and leaves out {hint}")
         self.files = [path for files in images for path in files]
         self.labels = {"label": self.classes}
         self._labels = np.repeat(np.arange(len(images), dtype=np.int32), [len(files) for files in images])
@@ -112,13 +112,13 @@ def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:
     return list(classes)
 
 
-def _files(root: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the paths of all files below a directory with one of the suffixes, sorted, without hidden files. Return no
-    paths if the directory does not exist.
+def _images(root: Path, others: list[str]) -> list[str]:
+    """Return the paths of all images below a directory, sorted, without hidden files; none if it does not exist. Those
+    in formats that are not read are added to `others`.
     """
-    return sorted(
-        os.path.join(directory, name)
-        for directory, _, names in os.walk(root)
-        for name in names
-        if name.lower().endswith(suffixes) and not name.startswith(".")  # such as ._1.png, which is not an image
-    )
+    images = []
+    for directory, _, names in os.walk(root):
+        visible = [name for name in names if not name.startswith(".")]  # ._1.png is not an image
+        images += [os.path.join(directory, name) for name in visible if name.lower().endswith(SUFFIXES)]
+        others += [os.path.join(directory, name) for name in visible if name.lower().endswith(OTHER_SUFFIXES)]
+    return sorted(images)

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import struct
 import sys
 from pathlib import Path
 
@@ -121,9 +122,41 @@ def test_a_column_without_values_in_one_of_several_files(kind, tmp_path):
 
 def test_views_of_texts_are_texts(tmp_path):
     # Such as polars writes; for Parquet files, pyarrow has none.
-    pa.feather.write_feather(pa.table({"s": pa.array(["y", "x", None], pa.string_view())}), tmp_path / "a.file")
-    table = arrow(tmp_path / "a.file", labels=["s"], missing=0)
-    assert (table.arrays["s"].tolist(), table.labels) == ([2, 1, 0], {"s": ("", "x", "y")})
+    views = pa.array(["y", "x", None], pa.string_view())
+    codes = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1]), views[:2])
+    pa.feather.write_feather(pa.table({"s": views, "d": codes}), tmp_path / "a.file")
+    table = arrow(tmp_path / "a.file", labels=["s", "d"], missing=0)
+    assert {name: array.tolist() for name, array in table.arrays.items()} == {"s": [2, 1, 0], "d": [0, 1, 0]}
+    assert table.labels == {"s": ("", "x", "y"), "d": ("x", "y")}
+
+
+def test_views_of_one_text_take_the_memory_of_one(tmp_path):
+    length, rows = 2**20, 100
+    view = struct.pack("<i4sii", length, b"xxxx", 0, 0)
+    texts = pa.Array.from_buffers(
+        pa.string_view(), rows, [None, pa.py_buffer(view * rows), pa.py_buffer(b"x" * length)]
+    )
+    pa.feather.write_feather(pa.table({"s": texts}), tmp_path / "a.file", compression="uncompressed")
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        table = arrow(tmp_path / "a.file", labels=["s"])
+    finally:
+        pa.set_memory_pool(before)
+    assert table.arrays["s"].tolist() == [0] * rows
+    assert pool.max_memory() < 10 * length
+
+
+@pytest.mark.parametrize("dictionary", [False, True], ids=["plain", "dictionary"])
+def test_decimals_without_fractions_are_integers(kind, dictionary):
+    read, write_columns = kind
+    column = pa.array([decimal.Decimal(2**53 + 1), decimal.Decimal(0)], pa.decimal128(38, 0))
+    column = column.dictionary_encode() if dictionary else column
+    assert read(write_columns(id=column)).arrays["id"].tolist() == [2**53 + 1, 0]
+    table = read(write_columns(y=pa.array([decimal.Decimal(1), None])), missing=0)
+    assert (table.arrays["y"].dtype, table.arrays["y"].tolist()) == (np.int32, [1, 0])
+    with raises_code("data-file-unreadable"):
+        read(write_columns(big=pa.array([decimal.Decimal(10) ** 30])))
 
 
 def test_wrong_columns(kind):

@@ -75,6 +75,10 @@ def test_images_of_other_formats_are_named_by_a_warning(folder):
     with pytest.warns(LearnerWarning, match=r"2 images .*/dog/d\.webp"):
         data = ImageFolder(folder)
     assert len(data) == 3
+    (folder / "fox").mkdir()
+    Image.fromarray(PIXELS).save(folder / "fox" / "e.webp")
+    with raises_code("data-images-missing", "in fox", "3 images in other formats"):
+        ImageFolder(folder)
 
 
 def test_classes_in_a_given_order(folder):
