@@ -71,7 +71,7 @@ COMMON_GUESSES = {
 
 NARROWEST = 24  # characters of a description next to a command
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 NO_THREAD = "can't start new thread"  # as Python says
 PIPE_CLOSED = 141  # the code that shells report for programs ended by SIGPIPE
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h

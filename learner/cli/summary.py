@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import queue
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -80,6 +81,8 @@ def summary(words: Sequence[str]) -> int:
     print(f"{printable(str(directory))}: {text} ({printable(str(run.status))})")
     content = {"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": _saved(run)}
     write_lines(summary_lines(content) if run.history else ["no epoch has ended yet", *endings(content)])
+    if run.status.word in ("died", "failed") and (directory / "config.yaml").exists():
+        write_lines(["next:", f"  learner resume {shlex.quote(printable(str(directory)))}"])
     return 0
 
 

@@ -4,6 +4,7 @@ import atexit
 import dataclasses
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +41,11 @@ from learner.renderers.trends import ASCII, BLOCKS, Trends
 from learner.runs.layout import ENDS
 from learner.util.metric_order import is_selected
 from learner.util.several import as_several
-from learner.util.text import wrapped
+from learner.util.text import NO_BREAK, wrapped
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
 SHORTEST_BAR = 8
+COMMAND = "  learner "  # how the lines of commands begin
 FOR_KEYS = 4  # columns after the bar: terminals show Ctrl-C as ^C there, and a wrapped line cannot be removed
 
 
@@ -243,10 +245,18 @@ def render_summary(summary: Mapping[str, Any], directory: str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True)
 class WrappedLines:
-    """Lines as a rich renderable, broken between words if the console is narrow."""
+    """Lines as a rich renderable, broken between words if the console is narrow. Commands are broken as a shell reads
+    them, so that a copy runs.
+    """
 
     lines: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in self.lines:
-            yield from map(Text, wrapped(line, options.max_width))
+            is_command = line.startswith(COMMAND) and len(line) > options.max_width
+            if is_command:
+                words = [shlex.quote(word).replace(" ", NO_BREAK) for word in shlex.split(line, comments=True)]
+                line = "  " + " ".join(words)
+            *parts, last = wrapped(line, options.max_width - 2 * is_command)
+            yield from (Text(f"{part} \\" if is_command else part) for part in parts)
+            yield Text(last)

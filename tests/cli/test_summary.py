@@ -109,7 +109,9 @@ def test_checkpoints_before_the_first_epoch_has_ended(learner, trained):
     lines = Path("run/journal.jsonl").read_text().splitlines(keepends=True)
     Path("run/journal.jsonl").write_text("".join(line for line in lines if json.loads(line)["event"] == "start"))
     shown = learner("summary", "run")[1].splitlines()
-    assert shown[1:] == ["no epoch has ended yet", "checkpoints: checkpoint/3 (epoch 1), checkpoint/6 (epoch 2)"]
+    checkpoints = "checkpoints: checkpoint/3 (epoch 1), checkpoint/6 (epoch 2)"
+    # The run has died, which is when its user needs to know how to continue.
+    assert shown[1:] == ["no epoch has ended yet", checkpoints, "next:", "  learner resume run"]
 
 
 @pytest.mark.full
@@ -157,7 +159,7 @@ def test_malformed_entry_of_a_checkpoint(learner, trained, entry):
         (["line.yaml", "line.yaml"], "learner summary takes no 'line.yaml'"),
         (["line.yaml", "--num_epoch=2"], "there is no option 'num_epoch': did you mean 'num_epochs'"),
         (["line.yaml", "--dept=2"], "there is no option 'dept': did you mean 'depth'"),
-        (["line.yaml", "--depth=0"], "summary(depth=) is 0; it needs a whole number, 1 or more"),
+        (["line.yaml", "--depth=0"], "summary(depth=) is 0: give a whole number, 1 or more"),
         (["line.yaml", "--model=mymodule.liner"], "mymodule has no 'liner': did you mean 'linear'"),
         (["line.yaml", "--metrics=[Accuracy]"], "the metric Accuracy needs logits"),
         (["run", "--depth=2"], "learner summary takes --depth for a config file, not for the directory of a run"),

@@ -5,6 +5,7 @@ import io
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import termios
@@ -19,6 +20,7 @@ from rich.progress_bar import ProgressBar
 
 from learner.events import EpochEnded, ListenerThread, Message, MetricInfo, RunEnded, RunFailed, RunStarted
 from learner.renderers import RichRenderer
+from learner.renderers.rich import render_summary
 from tests.support.screens import HIDE, SHOW, Screen
 
 SUMMARY = {"stopped_by": "num_epochs", "epochs": 1, "steps": 1, "metrics": {}, "checkpoints": []}
@@ -665,3 +667,18 @@ def test_standard_output_is_restored_after_the_last_write_fails(make, out, play,
     with pytest.raises(BlockingIOError):
         renderer._area.close(fails)
     assert sys.stdout is out
+
+
+def test_broken_commands_run_as_copied(out):
+    directory = "runs/a run with a long name/seed-0"
+    summary = {
+        "stopped_by": "num_epochs",
+        "epochs": 3,
+        "checkpoints": [{"epoch": 3, "step": 9, "path": "checkpoint/9"}],
+    }
+    summary |= {"artifacts": ["config.yaml"], "metrics": {}, "seconds": None}
+    Console(file=out, width=50).print(render_summary(summary, directory))
+    _, _, commands = out.getvalue().partition("next:\n")
+    assert "\\\n" in commands
+    copied = [shlex.split(line) for line in commands.replace("\\\n", "").splitlines()]
+    assert ["learner", "resume", directory, "--num_epochs=6"] in copied

@@ -239,7 +239,14 @@ def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
         kind = pyarrow.float64() if kind.scale > 0 else pyarrow.int64()
     if types.is_dictionary(column.type) or types.is_decimal(column.type):
         budget.reserve(WIDEST * len(column))
-        column = column.cast(kind)
+        try:
+            column = column.cast(kind)
+        except pyarrow.ArrowInvalid as error:
+            raise LearnerError(
+                f"column {name!r} has the type {column.type}, and does not fit into {kind}: {error}",
+                code="data-column-type",
+                name=name,
+            ) from None
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind = kind.value_type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)):

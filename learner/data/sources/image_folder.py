@@ -38,7 +38,8 @@ class ImageFolder(Dataset):
       labels: the names of the labels by field.
       files: the path of each image.
 
-    Items are `image` float32 `[height, width, 3]` (RGBA: 4; grey: `[height, width]`) and `label` int32.
+    Items are `image` float32 `[height, width, 3]` (RGBA: 4; grey: `[height, width]`) and `label` int32. Pixels are in
+    the order of the file: the orientation that cameras and phones note beside them (EXIF) is not applied.
 
     Raises:
       LearnerError: Pillow is not installed (extra `images`); the directory does not exist or has no classes, or a class
