@@ -630,9 +630,9 @@ class LearnerBuilder:
                     code="checkpoint-which-unknown",
                     name=epoch,
                 )
-            _integer("checkpoint(epoch=)", epoch, 1)
+            epoch = _integer("checkpoint(epoch=)", epoch, 1)
         if step is not None:
-            _integer("checkpoint(step=)", step, 0)
+            step = _integer("checkpoint(step=)", step, 0)
         return self._set(start={**({"step": step} if epoch is None else {"epoch": epoch}), **_allowed(allow)})
 
     def resume(self, allow: str | Sequence[str] = ()) -> Self:
@@ -675,7 +675,7 @@ class LearnerBuilder:
             raise LearnerError(
                 f"partial of initial_from is {partial!r}; it needs True or False", code="builder-partial-type"
             )
-        initial = {"directory": absolute(directory), "which": which, "step": step, "partial": partial}
+        initial = {"directory": absolute(directory), "which": which, "step": plain_numbers(step), "partial": partial}
         return self._set(initial={**initial, "rename": tuple(rename)})
 
     def early_stopping(self, stopping: MetricEarlyStopping) -> Self:

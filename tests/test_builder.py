@@ -311,6 +311,8 @@ def test_integers_of_numpy_are_integers(tmp_path):
     LearnerBuilder(tmp_path / "devices").devices(np.int64(2)).halving(
         "valid/Loss", every_epochs=np.int64(2)
     )  # accepted
+    start = quiet(tmp_path / "started", saves=True).initial_from(tmp_path / "numpy", step=np.int64(12))
+    build_line(start).fit(batches())  # writes the options as JSON
     assert dict(Sharded({"data": np.int64(4)}, devices=np.int32(4)).mesh.shape) == {"data": 4}
 
 

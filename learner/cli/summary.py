@@ -23,6 +23,7 @@ from learner.renderers.plain import write_lines
 from learner.renderers.summary_text import endings, summary_lines
 from learner.runs.history import metric_summary
 from learner.runs.layout import MARK, read_summary
+from learner.runs.population import member_index
 from learner.runs.run_reader import RunReader
 from learner.util.addresses import refuse_store
 from learner.util.device_threads import device_thread
@@ -81,7 +82,8 @@ def summary(words: Sequence[str]) -> int:
     print(f"{printable(str(directory))}: {text} ({printable(str(run.status))})")
     content = {"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": _saved(run)}
     write_lines(summary_lines(content) if run.history else ["no epoch has ended yet", *endings(content)])
-    if run.status.word in ("died", "failed") and (directory / "config.yaml").exists():
+    is_resumable = (directory / "config.yaml").exists() and member_index(directory) is None
+    if run.status.word in ("died", "failed") and is_resumable:
         write_lines(["next:", f"  learner resume {shlex.quote(printable(str(directory)))}"])
     return 0
 

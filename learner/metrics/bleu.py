@@ -99,7 +99,7 @@ def _check_arguments(smoothing: str, value: float | None, order: int) -> None:
             code="metric-bleu-smoothing-unknown",
             smoothing=smoothing,
         )
-    order = check_int("order", order, least=1, of="BLEU", code="metric-bleu-order-value")
+    check_int("order", order, least=1, of="BLEU", code="metric-bleu-order-value")
     if value is not None and smoothing not in ("floor", "add-k"):
         raise LearnerError(
             f"value of BLEU is {value!r}, but smoothing={smoothing!r} uses none; leave it out",

@@ -134,7 +134,7 @@ def _check_arguments(model: Any, function: Any, batch_size: int | None, platform
             code="export-function-missing",
         )
     if batch_size is not None:
-        batch_size = check_int("batch_size", batch_size, least=1, code="export-batch-size")
+        check_int("batch_size", batch_size, least=1, code="export-batch-size")
     if isinstance(platforms, str) or not platforms or not set(platforms) <= set(KNOWN):
         shown = platforms if isinstance(platforms, str) else list(platforms)
         raise LearnerError(

@@ -257,6 +257,6 @@ class WrappedLines:
             if is_command:
                 words = [shlex.quote(word).replace(" ", NO_BREAK) for word in shlex.split(line, comments=True)]
                 line = "  " + " ".join(words)
-            *parts, last = wrapped(line, options.max_width - 2 * is_command)
+            *parts, last = wrapped(line, max(1, options.max_width - 2 * is_command))
             yield from (Text(f"{part} \\" if is_command else part) for part in parts)
             yield Text(last)

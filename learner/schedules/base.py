@@ -177,10 +177,11 @@ class Schedule(abc.ABC):
         >>> [round(float(halfway(step)), 4) for step in (0, 25, 50, 99)]
         [0.0, 0.05, 0.1, 0.1]
         """
-        for name, value in (("num_steps", num_steps), ("steps_per_epoch", steps_per_epoch)):
-            if value is not None:
-                check_int(name, value, least=1, code="schedule-length-value")
-        return Resolved(self, RunLength(num_steps, steps_per_epoch))
+        steps, epoch = (
+            None if value is None else check_int(name, value, least=1, code="schedule-length-value")
+            for name, value in (("num_steps", num_steps), ("steps_per_epoch", steps_per_epoch))
+        )
+        return Resolved(self, RunLength(steps, epoch))
 
     def __repr__(self) -> str:
         """Show the fields that differ from their defaults, functions by their names."""

@@ -12,7 +12,7 @@ UNITS = ("steps", "epochs", "fraction")
 
 
 class Checks:
-    """The problems of the arguments of a schedule, reported together.
+    """The problems of the arguments of a schedule, reported together. Numbers of NumPy become numbers of Python first.
 
     Args:
       schedule: the schedule whose fields are checked.

@@ -48,7 +48,7 @@ def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, 
         here.run_on_primary(lambda: _mend(path))
     except OSError as error:
         raise LearnerError(
-            f"{error.filename or path} cannot be read: {error.strerror}", code="config-unreadable", path=path
+            f"{error.filename or path} cannot be read: {error.strerror or error}", code="config-unreadable", path=path
         ) from error
     if not path.exists() and read_members(path.parent):
         raise LearnerError(_of_population(path.parent), code="run-of-population", directory=path.parent)

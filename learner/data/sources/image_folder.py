@@ -70,7 +70,7 @@ class ImageFolder(Dataset):
         self.classes = _classes(root, classes)
         others: list[str] = []
         images = [_images(root / name, others) for name in self.classes]
-        hint = f"{count(len(others), 'image')} in other formats, such as {others[0]}: convert them" if others else ""
+        hint = f"{count(len(others), 'image')} in other formats, such as {min(others)}: convert them" if others else ""
         empty = [name for name, files in zip(self.classes, images, strict=True) if not files and classes is None]
         if empty or not any(images):
             raise LearnerError(

@@ -315,8 +315,8 @@ class Column:
         any_list = any(isinstance(value, list) for value in values)
         for row, value in enumerate(values):
             if value is None:
-                remedy = "a column of lists needs one in each row"
-                remedy = remedy if any_list else "missing= sets the number that replaces it"
+                no_number = "a column of lists needs one in each row"
+                remedy = no_number if any_list else "missing= sets the number that replaces it"
                 self._add_problem(row, f"it is missing: {remedy}")
             elif isinstance(value, str):
                 hint = "" if any_number else f" (labels={{{self.field!r}: None}} numbers the texts; null in YAML)"
