@@ -18,6 +18,7 @@ from learner.util.optional import import_optional
 from learner.util.text import aligned, printable, short
 
 MOST_POINTS = 200  # points of a curve in a notebook
+MOST_TEXT = 2**20  # characters of a metric's texts: every checkpoint holds the history
 ARTIFACTS = (
     "experiment.log",
     "config.yaml",
@@ -43,6 +44,9 @@ Row = tuple[int, int, float | str]
 class History(Mapping[str, list[Any]]):
     """The values of each metric over each split, in order, by key: floats, or texts of metrics that are not numeric.
 
+    The history of a run under way holds as many of a metric's newest texts as fit into 2²⁰ characters, and at least
+    one; the run's journal and logs hold all.
+
     >>> history = History()
     >>> history.record("train", epoch=1, step=45, values={"Loss": 0.5})
     >>> history.record("train", epoch=2, step=90, values={"Loss": 0.25})
@@ -59,9 +63,14 @@ class History(Mapping[str, list[Any]]):
         self._points: dict[str, list[Row]] = {}  # plain, because there may be millions of them
 
     def record(self, split: str, epoch: int, step: int, values: Mapping[str, float | str]) -> None:
-        """Add the metric values (by name) of a split."""
+        """Add the metric values (by name) of a split. The oldest texts of a metric make room for its newest one."""
         for name, value in values.items():
-            self._points.setdefault(f"{split}/{name}", []).append((epoch, step, value))
+            points = self._points.setdefault(f"{split}/{name}", [])
+            points.append((epoch, step, value))
+            if isinstance(value, str):
+                room = MOST_TEXT - sum(_length(row) for row in points)
+                while room < 0 and len(points) > 1:
+                    room += _length(points.pop(0))
 
     def record_entry(self, entry: Mapping[str, Any]) -> None:
         """Add the values of a journal line, by key."""
@@ -257,6 +266,10 @@ def _is_point(point: Any) -> bool:
         return False
     epoch, step, value = point
     return isinstance(epoch, int) and isinstance(step, int) and is_value(value)
+
+
+def _length(row: Row) -> int:
+    return len(row[2]) if isinstance(row[2], str) else 0
 
 
 def _ordered(value: float | str) -> bool:

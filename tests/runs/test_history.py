@@ -50,6 +50,17 @@ def test_misspelled_key_has_a_suggestion():
         history_of(0.5)["valid/loss"]
 
 
+def test_oldest_texts_make_room_for_the_newest():
+    history = History()
+    for epoch in range(1, 6):
+        history.record("valid", epoch, 10 * epoch, {"Loss": 0.5, "Table": str(epoch) * 400_000})
+    assert [point[:2] for point in history.points("valid/Table")] == [(4, 40), (5, 50)]
+    assert [text[0] for text in history["valid/Table"]] == ["4", "5"]
+    assert history["valid/Loss"] == [0.5] * 5
+    history.record("valid", 6, 60, {"Table": "6" * 2_000_000})
+    assert [point.epoch for point in history.points("valid/Table")] == [6]
+
+
 @pytest.mark.parametrize(
     ("values", "lowest", "highest"),
     [
