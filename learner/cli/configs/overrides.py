@@ -79,13 +79,16 @@ def value_of(text: str) -> Any:
     a line break.
 
     Raises:
-      LearnerError: the value is too large or too deep, or has a duplicate key.
+      LearnerError: the value is too large or too deep, has a duplicate key, or is not UTF-8.
 
     >>> value_of("1e-3"), value_of("[64, 10]"), value_of("true"), value_of("a: b: c"), value_of("Warning:")
     (0.001, [64, 10], True, 'a: b: c', 'Warning:')
     """
     try:
+        text.encode()
         value = parse_yaml(text) if text else ""
+    except UnicodeEncodeError as error:  # Python keeps other bytes of a command line as lone surrogates
+        raise LearnerError(f"the value {shown(text)} is not UTF-8", code="cli-value-encoding") from error
     except UnsafeYamlError as error:
         raise LearnerError(f"the value {shown(text)} {error}", code="cli-value-malformed") from error
     except yaml.YAMLError:

@@ -14,6 +14,7 @@ from learner.errors import LearnerError
 from learner.util.optional import import_optional
 
 ARROW_MAGIC = b"ARROW1\0\0"
+OBJECT_HINT = "; for images and structs, pass ForeignDataset the data set of datasets.load_dataset (Hugging Face)"
 WIDEST, POINTER, NUMBER = 8, 8, 64  # bytes: of a number in an array, of an item of a list, of an item with its object
 
 
@@ -251,6 +252,7 @@ def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
         kind = kind.value_type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)):
         hint = DATE_HINT if types.is_temporal(kind) else ""
+        hint = OBJECT_HINT if types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind) else hint
         raise LearnerError(
             f"column {name!r} has the type {column.type}; fields are made of numbers, texts and lists of numbers{hint}",
             code="data-column-type",

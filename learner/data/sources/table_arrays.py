@@ -335,17 +335,19 @@ class Column:
         shapes: list[Any] = []
         for value in values:
             if not _all_numbers(value, DEEPEST):  # NumPy would make all texts as long as the longest one
-                shapes.append("a list of other things than numbers")
+                shapes.append("its list holds other values than numbers")
                 continue
             try:
                 array = np.array(value)
-                shapes.append(array.shape if array.dtype.kind in "biuf" else f"of {array.dtype}")
+                shapes.append(array.shape if array.dtype.kind in "biuf" else "a number in its list takes over 64 bits")
             except (ValueError, OverflowError):
-                shapes.append("uneven")
+                shapes.append("the lists in it have different lengths")
+        first = next((shape for shape in shapes if not isinstance(shape, str)), ())
         for row, shape in enumerate(shapes):
-            if shape != shapes[0] or isinstance(shape, str):
-                kind = shape if isinstance(shape, str) else f"a list of shape {list(shape)}"
-                self._add_problem(row, f"{kind}; it needs numbers of the shape of the first row, {shapes[0]}")
+            if isinstance(shape, str):
+                self._add_problem(row, shape)
+            elif shape != first:
+                self._add_problem(row, f"its list has the shape {list(shape)}, and others {list(first)}")
         return np.zeros(0) if self.problems else np.array(values)
 
     def _add_problem(self, row: int, problem: str) -> None:

@@ -113,6 +113,7 @@ def test_values_of_words():
         ("[" * 30_000, "cli-value-malformed", ["50 levels"]),
         ("{a: 1, a: 2}", "cli-value-malformed", ["'a'"]),
         ("[&a [1], *a, &b [*b]]", "cli-value-malformed", ["*b"]),
+        (os.fsdecode(b"runs/\xff"), "cli-value-encoding", ["runs/"]),
     ],
 )
 def test_unsafe_values_are_refused(text, code, shown):

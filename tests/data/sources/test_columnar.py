@@ -177,6 +177,9 @@ def test_wrong_columns(kind):
     with raises_code("data-columns-unreadable", "row 2", "'u'", "one in each row") as raised:
         read(write_columns(u=pa.array([[1, 2], None, [3, 4]])), missing=0)
     assert "row 1" not in str(raised.value)
+    for image in ({"bytes": b"a", "path": "a.png"}, b"a"):
+        with raises_code("data-file-unreadable", "'image'", "ForeignDataset"):
+            read(write_columns(image=pa.array([image])))
 
 
 def test_damaged_files(kind, tmp_path):

@@ -67,6 +67,8 @@ def test_missing_keys(write):
         ([{"a": 1}, "[" * 100_000], "data-file-malformed", ("2",)),
         ([{"a": 1}, {"a": "x"}], "data-columns-unreadable", ("2", "'a'", "'x'")),
         ([{"a": [1]}, "", {"a": [1, 2]}], "data-columns-unreadable", ("3", "'a'", "[2]")),
+        ([{"a": [None]}, {"a": [1]}, {"a": [[1], [2, 3]]}], "data-columns-unreadable", ("line 1", "line 3")),
+        ([{"a": [2**70]}, {"a": [1, 2]}, {"a": [1]}], "data-columns-unreadable", ("line 1", "64", "line 3", "[2]")),
         ([""], "data-without-rows", ()),
         ([{}], "data-columns-unreadable", ()),
     ],

@@ -78,7 +78,7 @@ def test_all_problems_are_counted():
             {"a": [[1, 2], [3]]},
             {},
             "data-columns-unreadable",
-            ("1", "'a'", "[1]", "(2,)"),
+            ("1", "'a'", "[1]", "[2]"),
         ),
         ({"a": [[1, 2], [3, [4]]]}, {}, "data-columns-unreadable", ("1", "'a'")),
         ({"a": [["x"], ["y"]]}, {}, "data-columns-unreadable", ("0", "'a'")),
