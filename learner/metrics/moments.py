@@ -119,7 +119,9 @@ def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, Compen
     """Return the distances of values `[rows, outputs]` from their mean, 0 for values that do not count, and the mean
     `[outputs]`.
     """
-    first = jnp.take_along_axis(values, jnp.argmax(counted, 0)[None, :], axis=0)
+    # Without a mask, `counted` is a constant: XLA would compute the position over all rows when it compiles, for minutes.
+    position = jnp.argmax(jax.lax.optimization_barrier(counted), 0)
+    first = jnp.take_along_axis(values, position[None, :], axis=0)
     some = count > 0
     number = jnp.where(some, count, 1)[None, :].astype(values.dtype)
     centred = jnp.where(counted, values - first, 0)
