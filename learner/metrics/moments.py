@@ -119,7 +119,7 @@ def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, Compen
     """Return the distances of values `[rows, outputs]` from their mean, 0 for values that do not count, and the mean
     `[outputs]`.
     """
-    # Without a mask, `counted` is a constant: XLA would compute the position over all rows when it compiles, for minutes.
+    # Without a mask, `counted` is a constant: XLA would compute the position while it compiles, for up to minutes.
     position = jnp.argmax(jax.lax.optimization_barrier(counted), 0)
     first = jnp.take_along_axis(values, position[None, :], axis=0)
     some = count > 0

@@ -267,9 +267,12 @@ class StepFunctions(StepDefinition):
         # nothing, and `on_batch` is not traced for them.
         if self.on_batch and may_evaluate_loss(optimizer, state.params):
             batch = self.train_batch(state, batch, key)
+        step = self
+        if self.gather is not None:  # optimizers of second order differentiate the loss in forward mode
+            step = dataclasses.replace(self, gather=functools.partial(self.gather, forward_mode=True))
 
         def value(params: PyTree) -> Array:
-            output, _ = self.run_train(params, state.model_state, batch, key)
+            output, _ = step.run_train(params, state.model_state, batch, key)
             loss = self.policy.to_output_dtype(output.output if self.own_grads else output).loss
             return jnp.asarray(loss, loss_dtype(params))  # like the loss of the step, as a search compares the two
 

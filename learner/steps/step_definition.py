@@ -166,7 +166,8 @@ class StepDefinition:
       on_batch: changes micro-batches before the train step.
       after_step: changes the model after each update.
       axis: the axis of devices, each with its own rows. None if each device has the whole batch, or XLA partitions it.
-      gather: gathers sharded arrays before a step computes with them. None if no arrays are sharded.
+      gather: gathers sharded arrays before a step computes with them, see `Strategy.gather`. None if no arrays are
+        sharded.
       predict: the predict step, whose output needs no loss. None: the valid step.
     """
 
@@ -187,7 +188,7 @@ class StepDefinition:
     on_batch: tuple[BatchTransform, ...] = ()
     after_step: tuple[Callable[[Any, Array, bool], Any], ...] = ()  # `ModelTransform`
     axis: Axis | None = None
-    gather: Callable[[str, PyTree], PyTree] | None = None
+    gather: Callable[..., PyTree] | None = None
     predict: StepFn | None = None
 
     @property

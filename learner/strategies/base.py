@@ -72,9 +72,10 @@ class Strategy(abc.ABC):
         """
         return jax.tree.map(lambda _: self.replicated_sharding, state)
 
-    def gather(self, state: PyTree) -> Callable[[str, PyTree], PyTree] | None:
+    def gather(self, state: PyTree) -> Callable[..., PyTree] | None:
         """Return the function that gathers a part of a state (`"params"` or `"model_state"`) before a program computes
-        with it, or None if there is nothing to gather.
+        with it, or None if there is nothing to gather. With `forward_mode=True`, its result has derivatives in forward
+        mode, too.
 
         Args:
           state: a `TrainState` of arrays or of their shapes.

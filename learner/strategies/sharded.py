@@ -94,7 +94,7 @@ class Sharded(Strategy):
             lambda path, leaf: NamedSharding(self.mesh, _spec_of(_name(path), leaf, specs)), state
         )
 
-    def gather(self, state: PyTree) -> Callable[[str, PyTree], PyTree] | None:
+    def gather(self, state: PyTree) -> Callable[..., PyTree] | None:
         """See `Strategy`. Arrays sharded over an axis of the rows are gathered along it, and their gradients are
         scattered again. Without this, XLA would shard the computation like the parameters, and send every activation
         between devices.
@@ -103,7 +103,11 @@ class Sharded(Strategy):
         split = {"params": where.params, "model_state": where.model_state}
         if not any(set(names_of(s.spec)) & set(self._batch) for s in jax.tree.leaves(split)):
             return None
-        return lambda part, tree: jax.tree.map(self._gathered, tree, split[part])
+
+        def gathered(part: str, tree: PyTree, forward_mode: bool = False) -> PyTree:
+            return jax.tree.map(functools.partial(self._gathered, forward_mode), tree, split[part])
+
+        return gathered
 
     def exchanges_rows(self, state: PyTree) -> bool:
         """See `Strategy`. Gathered arrays are whole in every process; those sharded over another axis stay sharded."""
@@ -115,10 +119,12 @@ class Sharded(Strategy):
         owners = np.vectorize(lambda device: device.process_index, otypes=[int])(self.mesh.devices)
         return bool((np.diff(owners, axis=list(self.mesh.shape).index(axis)) != 0).any())
 
-    def _gathered(self, array: Any, split: NamedSharding) -> Any:
+    def _gathered(self, forward_mode: bool, array: Any, split: NamedSharding) -> Any:
         gathered = NamedSharding(self.mesh, without(split.spec, self._batch))
         if gathered.spec == split.spec:
             return array
+        if forward_mode:  # which a `custom_vjp` excludes; the gradients are reduced before they are scattered
+            return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(array, split), gathered)
 
         @jax.custom_vjp
         def gather(x: Any) -> Any:

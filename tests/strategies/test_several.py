@@ -119,6 +119,26 @@ def test_parameters_split_over_the_batch_axis_are_gathered_for_computation(make,
         assert grads[name].sharding.is_equivalent_to(params[name].sharding, params[name].ndim)
 
 
+def test_an_optimizer_of_second_order_differentiates_a_gathered_loss(tmp_path):
+    """A step of Newton's method finds the minimum of a quadratic loss, which is the mean of the rows."""
+
+    def newton(lr):
+        def update(grads, state, params, *, value_fn, **extra):
+            curved = jax.jvp(jax.grad(value_fn), (params,), (grads,))[1]
+            share = jnp.sum(grads["w"] ** 2) / jnp.sum(grads["w"] * curved["w"])
+            return jax.tree.map(lambda g: -lr * share * g, grads), state
+
+        return optax.GradientTransformationExtraArgs(lambda params: (), update)
+
+    def step(model, batch):
+        return {"loss": jnp.sum((model["w"][None] - batch["x"]) ** 2, (1, 2)).mean()}
+
+    rows = np.arange(8 * 4 * 4, dtype=np.float32).reshape(8, 4, 4) / 64
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None).num_epochs(1)
+    learner = builder.strategy(MAKE["fsdp"]()).build({"w": jnp.zeros((4, 4))}, newton, 1.0, train_step=step)
+    np.testing.assert_allclose(learner.fit([{"x": rows}]).model["w"], rows.mean(0), rtol=1e-6)
+
+
 def test_a_replica_is_read_without_copying():
     strategy = Replicated(FIRST)
     placed = strategy.place(np.arange(4.0))
