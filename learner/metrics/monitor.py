@@ -37,9 +37,9 @@ class Monitor:
         self.best: float | None = None
 
     def is_better(self, value: float) -> bool:
-        """Return True if `value` beats the best so far, and record it. NaN is never better."""
+        """Return True if `value` beats the best so far, and record it. Only finite numbers do."""
         sign = -1.0 if self.mode == "max" else 1.0
-        if math.isnan(value) or (self.best is not None and not sign * value < sign * self.best - self.min_delta):
+        if not math.isfinite(value) or (self.best is not None and not sign * value < sign * self.best - self.min_delta):
             return False
         self.best = value
         return True

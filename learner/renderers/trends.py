@@ -33,7 +33,7 @@ class Trend:
         self.now = value
         self.splits.add([step], [value])
         higher = self.info.higher_is_better
-        if higher is None or math.isnan(value):
+        if higher is None or not math.isfinite(value):
             return
         if self.best is None or (value > float(self.best.value) if higher else value < float(self.best.value)):
             self.best = Point(epoch, step, value)

@@ -85,8 +85,8 @@ class History(Mapping[str, list[Any]]):
         return list(map(Point._make, self._rows(key)))
 
     def best(self, key: str, higher_is_better: bool) -> Point | None:
-        """Return the best number, the earliest of equal ones, or None. NaN and texts are never best."""
-        numbers = [row for row in self._points.get(key, ()) if _ordered(row[2])]
+        """Return the best finite number, the earliest of equal ones, or None."""
+        numbers = [row for row in self._points.get(key, ()) if _is_finite(row[2])]
         choose = max if higher_is_better else min
         best = choose(numbers, key=operator.itemgetter(2), default=None)
         return None if best is None else Point._make(best)
@@ -272,8 +272,8 @@ def _length(row: Row) -> int:
     return len(row[2]) if isinstance(row[2], str) else 0
 
 
-def _ordered(value: float | str) -> bool:
-    return not isinstance(value, str) and not math.isnan(value)
+def _is_finite(value: float | str) -> bool:
+    return not isinstance(value, str) and math.isfinite(value)
 
 
 def metric_summary(history: History, info: MetricInfo) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def test_oldest_texts_make_room_for_the_newest():
         ((0.5, 0.5, 0.5), 1, 1),
         ((NAN, 0.5, NAN, 0.25), 4, 2),
         ((NAN, NAN), None, None),
-        ((math.inf, 0.5, -math.inf), 3, 1),
+        ((math.inf, 0.5, -math.inf), 2, 2),
         (("text", "more"), None, None),
         ((), None, None),
     ],

@@ -30,6 +30,7 @@ def stopped_after(stopping, values):
         pytest.param({"patience": 1, "min_delta": 0.25, "mode": "max"}, [1.0, 1.5, 1.75], 3, id="exactly min_delta"),
         pytest.param({"patience": 2}, [NAN, NAN, 1.0], 2, id="nan from the start"),
         pytest.param({"patience": 2}, [1.0, NAN, 0.5, NAN, NAN], 5, id="nan never improves"),
+        pytest.param({"patience": 2, "mode": "max"}, [1.0, math.inf, 0.5, 2.0], 3, id="infinity never improves"),
         pytest.param({"patience": 1, "warmup": 3}, [1.0, 2.0, 3.0, 4.0], 4, id="warmup"),
         pytest.param({"patience": 1, "warmup": 2}, [0.5, 2.0, 1.0], 3, id="the best of the warmup counts"),
     ],

@@ -135,11 +135,12 @@ class HostMetrics(ThreadOwned):
             value = values[metric.name]
             if not isinstance(value, float) or not math.isnan(value) or metric.name in self._reported:
                 continue
-            # A loss that is not finite explains every metric made of it.
-            if not loss_is_finite and "loss" in getattr(metric, "fields", ()):
+            per_step = getattr(metric, "per_step", False)
+            # A loss that is not finite explains every metric made of it, or of its gradients.
+            if not loss_is_finite and (per_step or "loss" in getattr(metric, "fields", ())):
                 continue
             # Skipped steps have no value, and were reported when they were read.
-            if has_skips and getattr(metric, "per_step", False):
+            if has_skips and per_step:
                 continue
             self._reported.add(metric.name)
             has_reason = metric.name not in self._without_value or metric.undefined != MetricBase.undefined

@@ -460,11 +460,16 @@ class Unknown(Loss):
     name, undefined = "Unknown", "there is nothing to know"
 
 
-def test_an_undefined_value_is_reported_once(start):
+class OfSteps(Unknown):
+    name, per_step, fields = "Of Steps", True, ()
+
+
+@pytest.mark.parametrize("unknown", [Unknown, OfSteps])
+def test_an_undefined_value_is_reported_once(start, unknown):
     reported = []
-    worker = start(Loss(), Unknown(), warn=reported.append)
-    nan = {"Loss": jnp.float32(0.5), "Unknown": jnp.float32(jnp.nan)}
-    for epoch, values in enumerate(({**nan, "Unknown": jnp.float32(1)}, {**nan, "Loss": jnp.float32(jnp.nan)}), 1):
+    worker = start(Loss(), unknown(), warn=reported.append)
+    nan = {"Loss": jnp.float32(0.5), unknown.name: jnp.float32(jnp.nan)}
+    for epoch, values in enumerate(({**nan, unknown.name: jnp.float32(1)}, {**nan, "Loss": jnp.float32(jnp.nan)}), 1):
         worker.put(SplitFinished("train", epoch, epoch, None, values))
     worker.wait()
     assert reported == []  # an undefined loss hides undefined metrics
@@ -473,7 +478,7 @@ def test_an_undefined_value_is_reported_once(start):
     worker.put(SplitFinished("custom", 4, 4, None, {"norm": np.float32(np.nan)}))
     worker.wait()
     assert reported == [
-        "train/Unknown of epoch 3 is not defined (NaN), which is said once: there is nothing to know",
+        f"train/{unknown.name} of epoch 3 is not defined (NaN), which is said once: there is nothing to know",
     ]
 
 
