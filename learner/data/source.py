@@ -20,7 +20,7 @@ import numpy as np
 
 from learner.data.abstract_source import PyTree, Source
 from learner.data.array_dataset import is_data_frame
-from learner.data.batch_arrays import BATCHES_IN_CONFIG
+from learner.data.batch_arrays import BATCHES_IN_CONFIG, digest_of
 from learner.data.data_fingerprint import attributes_digest, fields_of
 from learner.data.dataset import Dataset, roots_of
 from learner.data.iterable_source import IterableSource, OneShotSource
@@ -28,7 +28,7 @@ from learner.data.iterator_state import DATASETS, is_of_datasets, put_back, stat
 from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.data.mixture import mixtures_in
 from learner.data.sharding import Batches, PerProcess, ProcessShard, refuse_small, shards_itself
-from learner.data.sources.foreign import adapt
+from learner.data.sources.foreign import ForeignDataset, adapt
 from learner.data.stream_mixture import StreamMixture, StreamMixtureSource
 from learner.data.workers import check_process
 from learner.errors import LearnerError
@@ -36,6 +36,7 @@ from learner.errors import LearnerError
 # Data up to this size is kept on the device; shuffled data twice, the second time in the order of the epoch.
 RESIDENT_BYTES = 256 * 2**20
 ENDLESS = 2**40  # batches
+READ_TWICE = 3  # items that are compared: a random flip changes every second one
 
 
 class LoaderSource(Source):
@@ -49,6 +50,7 @@ class LoaderSource(Source):
         self._roots = [data for data in roots_of(loader.dataset) if not type(data).__module__.startswith("learner.")]
         self._stateful = [data for data in self._roots if _has_state(data)]
         self._keeps = False
+        self._random: list[str] = []  # the classes of datasets whose items differ when they are read again
         self._sent: Any = None  # the state of the datasets in the worker processes
         if not own:
             refuse_small(loader.batch_size, share, split)
@@ -56,7 +58,12 @@ class LoaderSource(Source):
     def keep_state(self) -> list[str]:
         """See `Source`."""
         self._keeps = True
-        return []
+        return [
+            f"items of the {self.split} data ({name}) differ when they are read again, so a run that resumes reads "
+            "others than an uninterrupted one: move what is random to view(dataset).augment(fn, seed=0), which gives "
+            "fn a generator for each item of an epoch"
+            for name in self._random
+        ]
 
     def _state(self) -> Any:
         """Return the states of the datasets, as JSON, or None if they have none."""
@@ -122,6 +129,9 @@ class LoaderSource(Source):
 
     def peek(self, epoch: int) -> PyTree:
         """See `Source`."""
+        if self.will_keep and not self._keeps:
+            # Before a thread reads: a dataset may not be safe for two.
+            self._random = [type(data).__name__ for data in roots_of(self._loader.dataset) if _is_random(data)]
         first = super().peek(epoch)
         if self.share is not None and not self.differs:
             self.first_digest = self._loader.digest()  # each process may read a part of the batch
@@ -165,6 +175,18 @@ class LoaderSource(Source):
     @property
     def _is_small(self) -> bool:
         return self._loader.nbytes is not None and self._loader.nbytes <= RESIDENT_BYTES
+
+
+def _is_random(data: Any) -> bool:
+    """Return True if items of a user's dataset are other ones when they are read again."""
+    if isinstance(data, list) or _has_state(data):
+        return False
+    if type(data).__module__.startswith("learner.") and not isinstance(data, ForeignDataset):
+        return False
+    try:
+        return any(digest_of(data[i]) != digest_of(data[i]) for i in range(min(READ_TWICE, len(data))))
+    except Exception:  # from user code; the loader reports it
+        return False
 
 
 def _has_state(data: Any) -> bool:

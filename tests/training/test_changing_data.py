@@ -235,6 +235,26 @@ def test_a_change_of_arrays_in_memory_is_warned_about(tmp_path):
     assert result.history["train/target"] == [0.0, 0.0, 0.0]
 
 
+class Noisy(Items):
+    """The dataset with targets from a generator of its own."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        return {"x": X[index], "t": self.rng.normal(size=1).astype(np.float32)}
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_items_that_differ_at_each_reading_are_warned_about(tmp_path, saves):
+    """A resumed run would read other items; a run without checkpoints cannot be resumed."""
+    builder = quiet(tmp_path / "run", saves=saves).with_batch_size(4).num_epochs(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build(builder).fit(Noisy())
+    assert ["Noisy" in str(each.message) for each in caught if "augment" in str(each.message)] == [True] * saves
+
+
 @pytest.mark.full
 @KINDS
 def test_a_run_stopped_before_its_hooks_repeats_them_with_restored_data(tmp_path, kind):
