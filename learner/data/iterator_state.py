@@ -4,6 +4,7 @@ JSON values stay unchanged. Every other value becomes a dict with one key, which
 
     {"base64": "AQI="}                                       bytes
     {"array": {"dtype": "<i4", "shape": [2], "base64": ...}} a NumPy array; {"scalar": ...} one of NumPy's scalars
+    {"tensor": {"dtype": "uint8", "shape": [2], "base64": ...}}  a tensor of PyTorch in the host's memory
     {"tuple": [1, 2]}                                        a tuple
     {"float": "nan"}                                         a number that is not finite
     {"items": [[0, "a"]]}                                    a dict with keys other than texts, or like one of these
@@ -11,6 +12,7 @@ JSON values stay unchanged. Every other value becomes a dict with one key, which
 
 import base64
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 from learner.data.hugging_face import flaw_of, is_stream
 from learner.errors import LearnerError
 
-TAGS = ("base64", "array", "scalar", "tuple", "float", "items")
+TAGS = ("base64", "array", "scalar", "tensor", "tuple", "float", "items")
 DATASETS = "datasets"  # the key of the states of datasets, each with the name of its class
 
 
@@ -27,7 +29,8 @@ def to_json(x: Any, split: str, where: str = "") -> Any:
     """Return JSON that `from_json` converts back into the state, with the same types and bits.
 
     Args:
-      x: the state: nested dicts, lists, tuples, numbers, texts, bytes, NumPy arrays of numbers, and `None`.
+      x: the state: nested dicts, lists, tuples, numbers, texts, bytes, NumPy arrays of numbers, PyTorch's
+        tensors in the host's memory, and `None`.
       split: the name of the split, for the message.
       where: the place of a part of a state, for the message.
 
@@ -52,12 +55,15 @@ def to_json(x: Any, split: str, where: str = "") -> Any:
     if (kind is np.ndarray or isinstance(x, np.generic)) and x.dtype.kind in "biufc":
         array = {"dtype": x.dtype.str, "shape": list(x.shape), "base64": _text(x.tobytes())}
         return {"array" if kind is np.ndarray else "scalar": array}
+    if _is_tensor(x):
+        dtype, data = str(x.dtype).removeprefix("torch."), _bytes_of(x.detach().contiguous())
+        return {"tensor": {"dtype": dtype, "shape": list(x.shape), "base64": _text(data.tobytes())}}
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     of = f" of {x.dtype}" if kind is np.ndarray else ""
     raise LearnerError(
         f"the state of the {split} data cannot be stored in a checkpoint: {where or 'it'} is a {name}{of}. It may "
-        "hold dicts, lists, tuples, numbers, texts, bytes and NumPy arrays of numbers; change what get_state "
-        "(state_dict) returns, or train without checkpoints: with_file_checkpointer(None)",
+        "hold dicts, lists, tuples, numbers, texts, bytes, NumPy arrays of numbers and PyTorch's tensors on the CPU; "
+        "change what get_state (state_dict) returns, or train without checkpoints: with_file_checkpointer(None)",
         code="data-state-not-storable",
         split=split,
         name=name,
@@ -126,6 +132,25 @@ def put_back(holder: Any, state: Any, split: str, epoch: int, start: int) -> Non
         ) from error
 
 
+def _is_tensor(x: Any) -> bool:
+    """Return True for a dense tensor of PyTorch in the host's memory."""
+    torch = sys.modules.get("torch")  # imported if there is a tensor
+    return torch is not None and type(x) is torch.Tensor and (x.device.type, x.layout) == ("cpu", torch.strided)
+
+
+def _bytes_of(tensor: Any) -> np.ndarray:
+    """Return the memory of a contiguous tensor, also of dtypes that NumPy lacks, such as bfloat16."""
+    return np.asarray(tensor.reshape(-1).view(sys.modules["torch"].uint8))
+
+
+def _tensor(x: dict[str, Any]) -> Any:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    tensor = torch.empty(x["shape"], dtype=getattr(torch, x["dtype"]))
+    _bytes_of(tensor)[:] = np.frombuffer(base64.b64decode(x["base64"]), np.uint8)
+    return tensor
+
+
 def _array(x: dict[str, Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(x["base64"]), np.dtype(x["dtype"])).reshape(x["shape"]).copy()
 
@@ -137,6 +162,7 @@ def _text(data: bytes | bytearray) -> str:
 _DECODED: dict[str, Callable[[Any], Any]] = {
     "base64": base64.b64decode,
     "array": _array,
+    "tensor": _tensor,
     "scalar": lambda x: _array(x)[()],
     "tuple": lambda x: tuple(from_json(x)),
     "float": float,

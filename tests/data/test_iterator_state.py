@@ -5,6 +5,8 @@ import enum
 import json
 import math
 import random
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -82,6 +84,47 @@ def test_scalars_and_arrays_of_any_shape(x):
 
 def test_restored_arrays_are_writable():
     through_json(np.zeros(3))[0] = 1
+
+
+class Tensor(np.ndarray):
+    """The part of PyTorch's tensors that states need, without PyTorch."""
+
+    device = types.SimpleNamespace(type="cpu")
+    layout = "strided"
+
+    def detach(self):
+        return self
+
+    def contiguous(self):
+        return np.ascontiguousarray(self).view(Tensor).reshape(self.shape)
+
+
+@pytest.mark.parametrize("x", [np.arange(6, dtype="u1"), np.float32([[1, 2], [3, 4]]).T, np.array(7), np.zeros((2, 0))])
+def test_tensors_on_the_cpu_stay_tensors(monkeypatch, x):
+    """torchdata's StatefulDataLoader(shuffle=True) has the state of a torch.Generator in its own."""
+    torch = types.ModuleType("torch")
+    torch.Tensor, torch.strided, torch.uint8 = Tensor, "strided", np.uint8
+    torch.empty = lambda shape, dtype: np.empty(shape, dtype).view(Tensor)
+    setattr(torch, str(x.dtype), x.dtype)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert same(through_json({"generator": x.view(Tensor)}), {"generator": x.view(Tensor)})
+    on_gpu = x.view(Tensor)
+    on_gpu.device = types.SimpleNamespace(type="cuda")
+    with raises_code("data-state-not-storable", "generator is a "):
+        to_json({"generator": on_gpu}, "train")
+
+
+@pytest.mark.full
+def test_tensors_of_pytorch_stay_tensors():
+    torch = pytest.importorskip("torch")
+    generator, other = torch.Generator().manual_seed(3), torch.Generator()
+    other.set_state(through_json(generator.get_state()))
+    assert torch.equal(torch.randperm(9, generator=other), torch.randperm(9, generator=generator))
+    for x in (torch.tensor([1.5, -2], dtype=torch.bfloat16, requires_grad=True), torch.arange(6).reshape(2, 3).T):
+        assert torch.equal(through_json(x), x)
+        assert through_json(x).dtype == x.dtype
+    with raises_code("data-state-not-storable", "x is a torch.Tensor"):
+        to_json({"x": torch.zeros(2, device="meta")}, "train")
 
 
 def test_subclasses_of_dict_become_dicts():

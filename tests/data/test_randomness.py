@@ -1,5 +1,6 @@
 """Tests of saving and restoring random generators of iterables, and of set_epoch."""
 
+import itertools
 import json
 import random
 
@@ -158,8 +159,9 @@ def test_pytorch_loader_resumes_with_its_generator(workers):
     def loader():
         data = torch.utils.data.TensorDataset(torch.arange(ROWS))
         generator = torch.Generator().manual_seed(3)
+        context = "forkserver" if workers else None
         return torch.utils.data.DataLoader(
-            data, batch_size=5, shuffle=True, generator=generator, num_workers=workers, multiprocessing_context=None
+            data, batch_size=5, shuffle=True, generator=generator, num_workers=workers, multiprocessing_context=context
         )
 
     def read(batches):
@@ -174,6 +176,34 @@ def test_pytorch_loader_resumes_with_its_generator(workers):
     assert sorted(map(repr, first)) != sorted(map(repr, expected))
     assert read(open_with_state(loader()).open(2, 0, state, pytest.fail)) == expected
     assert read(open_with_state(loader()).open(2, 1, inside)) == expected[1:]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_torchdata_loader_resumes_its_order():
+    torch = pytest.importorskip("torch")
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader(seed):
+        torch.manual_seed(seed)
+        data = [{"x": np.float32(number)} for number in range(ROWS)]
+        return loaders.StatefulDataLoader(data, batch_size=5, shuffle=True)
+
+    def read(batches):
+        return [batch["x"].tolist() for batch in batches]
+
+    source = open_with_state(loader(1))
+    batches = source.open(1)
+    first = read(batches)
+    end = json.loads(json.dumps(batches.where()))
+    batches = source.open(2)
+    second = [next(batches)["x"].tolist()]
+    inside = json.loads(json.dumps(batches.where()))
+    second += read(batches)
+    assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(ROWS))
+    assert first != second
+    assert read(open_with_state(loader(2)).open(2, 0, end, pytest.fail)) == second
+    assert read(open_with_state(loader(2)).open(2, 1, inside, pytest.fail)) == second[1:]
 
 
 def test_object_whose_attributes_raise_is_no_generator():
