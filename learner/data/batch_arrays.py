@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -222,6 +223,22 @@ def field_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/") or "the array"
 
 
+def as_dicts(tree: PyTree) -> PyTree:
+    """Return an item or a batch with dicts in place of other mappings, such as Hugging Face's `BatchEncoding`. Those
+    that JAX knows as pytrees stay.
+
+    >>> import collections
+    >>> as_dicts([collections.UserDict(x=np.arange(2), y=collections.UserDict(z=1))])
+    [{'x': array([0, 1]), 'y': {'z': 1}}]
+    """
+    if type(tree) is dict and {*map(type, tree.values())} == {np.ndarray}:
+        return tree  # the usual batch, at no cost
+    leaves, structure = jax.tree.flatten(tree)
+    if not any(isinstance(leaf, Mapping) for leaf in leaves):
+        return tree
+    return jax.tree.unflatten(structure, [as_dicts(dict(x)) if isinstance(x, Mapping) else x for x in leaves])
+
+
 def as_array(value: Any) -> Any:
     """Return a leaf of an item or batch for NumPy: tensors, images and lists of numbers as arrays.
 
@@ -259,6 +276,7 @@ def _regular(value: list[Any]) -> bool:
 
 def digest_of(batch: Any) -> int | None:
     """Return a checksum of the numbers of a batch; None if an array holds objects, whose bytes are addresses."""
+    batch = as_dicts(batch)
     refuse_keys(batch)
     parts = [np.ascontiguousarray(as_array(x)) for x in jax.tree.leaves(batch)]
     if any(x.dtype.hasobject for x in parts):

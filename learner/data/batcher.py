@@ -1,12 +1,12 @@
 """Batchers: functions that turn a list of items into a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import field_name, refuse_keys, refuse_masked
+from learner.data.batch_arrays import as_dicts, field_name, refuse_keys, refuse_masked
 from learner.errors import LearnerError
 
 MOST_NAMED = 5  # items of one kind, or kinds, that a message names
@@ -63,7 +63,8 @@ class ItemError(LearnerError):
 def stack(items: Sequence[Any]) -> Any:
     """Stack items of one structure, of equal shapes and of one kind along a new first axis: the default batcher.
 
-    Dicts, tuples and other pytrees keep their structure; a list of numbers counts as an array.
+    Dicts, tuples and other pytrees keep their structure, and other mappings become dicts; a list of numbers counts as
+    an array.
 
     Raises:
       LearnerError: items differ in structure, shapes, or types such that NumPy would change them; the message names
@@ -74,6 +75,8 @@ def stack(items: Sequence[Any]) -> Any:
            [3., 4.]]), 'y': array([0, 1])}
     """
     flat = [jax.tree.flatten(item, is_leaf=_is_list) for item in items]
+    if any(isinstance(leaf, Mapping) for leaf in flat[0][0]):
+        return stack([as_dicts(item) for item in items])
     structure: Any = flat[0][1]
     if not flat[0][0]:
         raise ItemError(

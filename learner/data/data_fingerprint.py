@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import as_array, digest_of, field_name
+from learner.data.batch_arrays import as_array, as_dicts, digest_of, field_name
 from learner.data.dataset import Dataset
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
@@ -90,7 +90,7 @@ def describe_iterable(data: Any) -> dict[str, Any]:
 
 def _contents(batches: Sequence[Any]) -> str | None:
     """Return the checksum of the rows of batches; see `sampled`."""
-    nbytes = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(batches))
+    nbytes = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(as_dicts(batches)))
     chosen = sampled(len(batches), nbytes // len(batches))
     return checksum_text(digest_of([batches[index] for index in chosen]))
 
@@ -158,7 +158,7 @@ def _lengths(batches: Sequence[Any]) -> list[int]:
     """Return the rows of each batch, or an empty list if one has no first axis."""
     lengths = []
     for batch in batches:
-        leaves = jax.tree.leaves(batch)
+        leaves = jax.tree.leaves(as_dicts(batch))
         shape = np.shape(leaves[0]) if leaves and hasattr(leaves[0], "shape") else ()
         if not shape:
             return []

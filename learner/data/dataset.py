@@ -9,7 +9,7 @@ import bisect
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -347,7 +347,7 @@ def _copied(item: Any) -> Any:
         view = item.view()
         view.flags.writeable = False
         return view
-    if isinstance(item, dict):
+    if isinstance(item, MutableMapping):
         copied = copy.copy(item)
         copied.update((key, _copied(value)) for key, value in item.items())
         return copied

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from learner.data.abstract_source import CHANGED, PyTree, Source
-from learner.data.batch_arrays import as_array, digest_of
+from learner.data.batch_arrays import as_array, as_dicts, digest_of
 from learner.data.data_fingerprint import ADDRESS, attributes_digest, describe_iterable, fields_of
 from learner.data.hugging_face import flaw_of, is_stream, restart
 from learner.data.iterator_state import from_json, is_of_datasets, put_back, state_methods, to_json
@@ -181,7 +181,7 @@ class IterableSource(StatefulSource):
         if not isinstance(self._data, list | tuple) or self.shares > 1:
             return None
         for number, batch in enumerate(self._data, 1):
-            if found := nonfinite_rows(jax.tree.map(lambda x: np.asarray(as_array(x)), batch)):
+            if found := nonfinite_rows(jax.tree.map(lambda x: np.asarray(as_array(x)), as_dicts(batch))):
                 rows = [f"{name} (row {join_names([*map(str, bad)], 3)})" for name, bad in found.items()]
                 return f"{join_names(rows, 8)} of batch {number}"
         return ""

@@ -21,7 +21,7 @@ import grain
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import field_name
+from learner.data.batch_arrays import as_dicts, field_name
 from learner.data.batcher import Batcher, ItemError
 from learner.data.dataset import is_epoch_dependent, read_item
 from learner.data.plan import Plan
@@ -169,7 +169,7 @@ class _Batches:
     def _batch(self, rows: list[int], epoch: int) -> Any:
         items = [self._item(row, epoch) for row in rows]
         try:
-            batch = self._batcher(items)
+            batch = as_dicts(self._batcher(items))
             if self._copies:
                 batch = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, batch)
             _check(batch)

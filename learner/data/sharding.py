@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.data.batch_arrays import digest_of
+from learner.data.batch_arrays import as_dicts, digest_of
 from learner.errors import LearnerError
 from learner.util.number_checks import check_int
 
@@ -131,7 +131,7 @@ class Batches(Iterator[Any]):
         return batch
 
     def _read(self) -> Any:
-        return next(self._batches)
+        return as_dicts(next(self._batches))
 
     def part(self) -> bool:
         """Return True if the batch returned last is only this process's part, False if every process has all of it."""
@@ -191,7 +191,7 @@ class ShardedBatches(Batches):
         return first
 
     def _read(self) -> Any:
-        batch = next(self._batches)
+        batch = super()._read()
         if self._digests:
             self.first_digest = digest_of(batch)
         rows = rows_of(batch)

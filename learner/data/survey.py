@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from learner.data.abstract_source import Source
-from learner.data.batch_arrays import as_array, batch_arrays, field_name
+from learner.data.batch_arrays import as_array, as_dicts, batch_arrays, field_name
 from learner.data.dataset import Augmented, Mapped, as_dataset, inner_of
 from learner.data.label_names import is_source, source_labels
 from learner.data.loader import DataLoader, DataLoaderBuilder
@@ -93,7 +93,7 @@ def _items(dataset: Any) -> Batches:
 
 
 def _leaves(item: Any) -> dict[str, np.ndarray]:
-    arrays = jax.tree.map(as_array, item, is_leaf=lambda x: isinstance(x, list))
+    arrays = jax.tree.map(as_array, as_dicts(item), is_leaf=lambda x: isinstance(x, list))
     return {field_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
 
 

@@ -86,7 +86,7 @@ class ForeignDataset(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         item = self._data[int(index)]
-        return jax.tree.map(as_array, item if self._fields is None else self._named(item), is_leaf=is_array)
+        return _in_arrays(item if self._fields is None else self._named(item))
 
     def _named(self, item: Any) -> dict[str, Any]:
         assert self._fields is not None
@@ -109,6 +109,13 @@ class ForeignDataset(Dataset):
 
     def __repr__(self) -> str:
         return f"ForeignDataset({len(self)} items of {self._name})"
+
+
+def _in_arrays(item: Any) -> Any:
+    """Return an item with NumPy arrays, and with dicts in place of other mappings."""
+    return jax.tree.map(
+        lambda x: _in_arrays(dict(x)) if isinstance(x, Mapping) else as_array(x), item, is_leaf=is_array
+    )
 
 
 class NumpyBatches:
