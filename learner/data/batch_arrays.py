@@ -12,7 +12,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.util.text import join_names
-from learner.util.trees import is_key, named_leaves
+from learner.util.trees import is_key, named_leaves, path_name
 
 BATCHES_IN_CONFIG = "in a config, batch_size beside dataset makes batches"
 """The remedy for a config, in errors about data without batches."""
@@ -45,6 +45,7 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     for name, array in arrays.items():
         _refuse_dataclass(name, array, split)
         if array.dtype.kind in "OUSMm" or array.dtype.names:
+            _refuse_texts(batch, split)
             raise LearnerError(
                 f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers: "
                 f"leave it out, or encode it, as in learner.data.view(rows).map(fn){_codes(array)}{_yields(batch)}",
@@ -90,6 +91,22 @@ def _refuse_dataclass(name: str, array: np.ndarray, split: str) -> None:
             split=split,
             kind=kind,
         )
+
+
+def _refuse_texts(batch: PyTree, split: str) -> None:
+    """Raise `LearnerError` for a field that is a list of texts, as PyTorch's loaders make of the texts of items."""
+    for path, value in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_texts):
+        if path and _is_texts(value):
+            raise LearnerError(
+                f"{field_text(path_name(path))} of a {split} batch is a list of texts, and batches hold numbers: leave "
+                "the field out, or encode it, in the dataset or in collate_fn",
+                code="batch-dtype",
+                split=split,
+            )
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(x, str | bytes) for x in value)
 
 
 def refuse_keys(arrays: PyTree) -> None:

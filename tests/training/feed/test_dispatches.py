@@ -430,9 +430,10 @@ def test_a_changed_dtype_or_structure_is_an_error(second, message):
         ({"t": np.zeros(2, "datetime64[s]")}, "batch-dtype", ("train", "'t'", "datetime64[s]")),
         ({"r": np.zeros(2, [("a", int)])}, "batch-dtype", ("train", "'r'", "[('a', '<i8')]")),
         ({"x": np.zeros(2), "k": jax.random.split(jax.random.key(0))}, "batch-random-keys", ("k", "key_data")),
-        ({"s": ["a", "b"]}, "batch-dtype", ("train", "'s.0'", "<U1", "leave it out, or encode it", ".map(fn)")),
+        ({"s": ["a", "b"]}, "batch-dtype", ("'s' of a train batch is a list of texts", "leave the field out")),
+        ([np.zeros((1, 2)), ("a.png",)], "batch-dtype", ("'1' of a train batch is a list of texts", "collate_fn")),
     ],
-    ids=["None", "{}", "lengths", "scalar", "number", "no rows", "text", "object", "dates", "records", "keys", "list"],
+    ids=["None", "{}", "axes", "0-d", "int", "no rows", "text", "object", "dates", "records", "keys", "list", "tuple"],
 )
 def test_a_malformed_batch_is_an_error_that_names_the_field(batch, code, values):
     with raises_code(code, *values):
