@@ -28,6 +28,7 @@ class Source(abc.ABC):
       share: the rows of every batch that this process reads; `None` for all rows.
       own: True if every process has its own data, so that the state of `Batches.where` differs between them.
       endless: True if the data is known to have no end.
+      batchable: the class of data that has a method `batch`, as Grain's and streamed datasets of Hugging Face; else "".
       first_part: True if the batch that `peek` returned last is this process's part of a batch.
       will_keep: True if `keep_state` will be called.
       first_digest: a checksum of that batch, or of rows of arrays in memory; None if it may differ between processes.
@@ -41,6 +42,7 @@ class Source(abc.ABC):
         self.share = share
         self.own = own
         self.endless = False
+        self.batchable = ""
         self.first_part = False
         self.first_digest: int | None = None
         self.will_keep = False

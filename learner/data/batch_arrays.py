@@ -21,13 +21,22 @@ PyTree = Any
 MOST_NAMED = 8  # arrays of a batch in a message
 
 
-def batch_arrays(batch: PyTree, split: str) -> PyTree:
-    """Return a batch as NumPy arrays with a common leading axis. Raise `LearnerError` if that is impossible."""
+def batch_arrays(batch: PyTree, split: str, batchable: str = "") -> PyTree:
+    """Return a batch as NumPy arrays with a common leading axis.
+
+    Args:
+      batch: the batch.
+      split: the name of the split, for messages.
+      batchable: the class of data whose method `batch` makes batches of its items, for messages.
+
+    Raises:
+      LearnerError: it is no batch of numbers.
+    """
     leaves = named_leaves(batch)
     if not leaves:
         raise LearnerError(
-            f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch)}. For a step that needs no "
-            "data, pass np.zeros(1)",
+            f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch, batchable)}. For a step that "
+            "needs no data, pass np.zeros(1)",
             code="batch-empty-structure",
             split=split,
         )
@@ -48,7 +57,8 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
             _refuse_texts(batch, split)
             raise LearnerError(
                 f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers: "
-                f"leave it out, or encode it, as in learner.data.view(rows).map(fn){_codes(array)}{_yields(batch)}",
+                f"leave it out, or encode it, as in learner.data.view(rows).map(fn){_codes(array)}"
+                f"{_yields(batch, batchable)}",
                 code="batch-dtype",
                 split=split,
             )
@@ -62,7 +72,8 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     shapes = {name: array.shape for name, array in arrays.items()}
     if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
         shown = join_names([f"{field_text(name)} {list(shape)}" for name, shape in shapes.items()], MOST_NAMED)
-        hint = _yields(batch) or ". Those of a graph get an axis of length 1: x[None], and x[0] in the step"
+        graph = ". Those of a graph get an axis of length 1: x[None], and x[0] in the step"
+        hint = _yields(batch, batchable) or _of_items(batchable) + graph
         raise LearnerError(
             f"the arrays of a {split} batch need one common leading axis; they have {shown}{hint}",
             code="batch-axes-differ",
@@ -215,11 +226,13 @@ def _codes(array: np.ndarray) -> str:
     return ", or for texts of pandas frame[name].astype('category').cat.codes" if has_texts else ""
 
 
-def _yields(batch: PyTree) -> str:
+def _yields(batch: PyTree, batchable: str) -> str:
     """Return a hint for a value that may not be a batch: an item, a number, a text."""
     leaves = jax.tree.leaves(batch)
     if leaves and all(np.ndim(as_array(leaf)) for leaf in leaves):
         return ""
+    if batchable:
+        return _of_items(batchable)
     hint = (
         ". A loader yields batches: dicts (or other pytrees) of arrays [rows, ...]. Of a list of items "
         "DataLoaderBuilder().batch_size(32).build(items) makes them, of a generator function (or another iterable) "
@@ -228,6 +241,12 @@ def _yields(batch: PyTree) -> str:
     if not isinstance(batch, dict) or not any(isinstance(value, list) for value in batch.values()):
         return hint
     return f"{hint}. Lists are read number by number: make arrays of them (Hugging Face: with_format('numpy'))"
+
+
+def _of_items(batchable: str) -> str:
+    """Return a hint for data of items whose method `batch` makes batches, or an empty text."""
+    hint = f". If these are items, call .batch(n) on the {batchable}: with_batch_size does not apply to it"
+    return hint if batchable else ""
 
 
 def field_text(name: str) -> str:

@@ -241,6 +241,8 @@ def source_of(
         own = own or (share is not None and shards_itself(data, share, split))
         source = IterableSource(split, _length(data), share, own, data)
     source.endless = _is_endless(data)
+    if callable(getattr(data, "batch", None)) and not isinstance(data, StreamMixture):
+        source.batchable = type(data).__name__
     return source
 
 

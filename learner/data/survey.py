@@ -100,7 +100,7 @@ def _leaves(item: Any) -> dict[str, np.ndarray]:
 def _batches(source: Source) -> Batches:
     try:
         for batch in source.open(1):
-            arrays = batch_arrays(batch, source.split)
+            arrays = batch_arrays(batch, source.split, source.batchable)
             yield {field_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
     finally:
         source.close()

@@ -142,6 +142,32 @@ DATA = {
 }
 
 
+class Streamed:
+    """A dataset of items like Hugging Face's streamed ones."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+    def batch(self, batch_size):
+        """Return the items in batches, as data."""
+
+
+@pytest.mark.parametrize("make", [grain.MapDataset.source, Streamed], ids=["Grain", "Hugging Face"])
+@pytest.mark.parametrize("item", [{"x": X[0], "t": 1.0}, {"x": X[0], "t": "a"}, {"x": X[0], "t": np.zeros(2)}])
+def test_items_of_data_that_makes_batches_itself(tmp_path, make, item):
+    data = make([item] * 4)
+    advice = f"call .batch(n) on the {type(data).__name__}: with_batch_size does not apply"
+    for message in (
+        refused(build_line(quiet(tmp_path / "run").with_batch_size(2)), data),
+        refused(build_line(quiet(tmp_path / "run").with_batch_size(2)), runs.batches(), data),
+    ):
+        assert advice in message
+        assert "DataLoaderBuilder" not in message
+
+
 @pytest.mark.parametrize("kind", DATA)
 def test_unusable_training_data_is_refused(tmp_path, kind):
     data, parts = DATA[kind]

@@ -95,7 +95,7 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
     source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
     source.will_keep = options.checkpoints is not None
     with closed_on_error(source):
-        first = batch_arrays(source.peek(1), "train")
+        first = batch_arrays(source.peek(1), "train", source.batchable)
         shuffle = options.seed if options.valid_shuffle else None
         read = read_valid(options, valid, strategy, shuffle, "validation data")
         labels = _labels(train)
@@ -196,7 +196,8 @@ def read_valid(
     sources = valid_sources(options, valid, _share(strategy), shuffle, what)
     inputs = Inputs(None, sources, {})
     with closed_on_error(inputs):
-        inputs.first_batches.update({split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
+        for split, source in sources.items():
+            inputs.first_batches[split] = batch_arrays(source.peek(1), split, source.batchable)
     return inputs
 
 
