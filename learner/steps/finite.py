@@ -19,8 +19,8 @@ CODES = {kind: code for code, kind in KINDS.items()}
 HALTS = 8  # added to the kind by the step that ends the run
 # Instead of the kind, for a step whose gradients overflowed in half precision: the negated loss scale after it.
 ADVICE = {
-    LABELS: "Give the labels of the classes numbers from 0 on, the model a logit for each of them, and the output a "
-    "mask where labels are not to count (of several labels for each row, an ignore_label)",
+    LABELS: "Give the labels of the classes numbers from 0 on, and the model a logit for each of them. If some are "
+    "not to count, give from_logits their ignore_label, such as -100, or a mask",
     WEIGHT: "Give the output a weight that is a number: how many rows or tokens its loss is the mean over",
 }
 
@@ -120,8 +120,9 @@ def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
     """Return advice for a non-finite quantity. `bad_rows` names non-finite rows of the training data; None if unknown,
     and empty if there are none. `integers`: the ranges of the data's integers, if known.
     """
+    ranges = f" ({integers})" if integers else ""
     if kind in ADVICE:
-        return ADVICE[kind]
+        return f"{ADVICE[kind]}{ranges if kind == LABELS else ''}"
     usual = "a lower learning rate or clipped gradients (learner.optimizers.Clipped(optimizer, norm=1.0))"
     if bad_rows:
         return (
@@ -129,7 +130,6 @@ def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
             f"If the loss does not depend on them, try {usual}"
         )
     data = "" if bad_rows is not None else ", or data without NaN, which `learner data` and DatasetReport count"
-    ranges = f" ({integers})" if integers else ""
     at_zero = "The loss is finite; derivatives of a square root and of a norm at 0 are not: add a number such as 1e-12 "
     at_zero = f"{at_zero}inside of it. " if kind == NORM else ""
     return (

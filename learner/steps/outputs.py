@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
+from learner.metrics.rows import as_int32
 
 Array = Any  # a jax.Array, or a tracer of one
 ROUNDING = 0.01  # tolerance for probabilities outside of 0 and 1, as mixtures of labels are rounded
@@ -84,9 +85,12 @@ class ClassificationOutput:
     mask: Array | None = None
 
     @classmethod
-    def from_logits(cls, logits: Array, labels: Array, mask: Array | None = None) -> "ClassificationOutput":
+    def from_logits(
+        cls, logits: Array, labels: Array, mask: Array | None = None, ignore_label: int | None = None
+    ) -> "ClassificationOutput":
         """Return an output with the softmax cross-entropy, in nats, of `logits` `[batch, classes]` and integer
-        `labels` `[batch]`.
+        `labels` `[batch]`. Rows with the label `ignore_label`, such as -100, do not count: the output's mask leaves
+        them out.
 
         The loss and its gradient are NaN if a label that counts is outside of `0..classes-1`.
 
@@ -101,6 +105,7 @@ class ClassificationOutput:
                 code="output-classification-shapes",
             )
         _check_mask(mask, labels.shape)
+        mask = _without_ignored(mask, labels, ignore_label)
         losses = _cross_entropy("ClassificationOutput.from_logits", _kept(logits, mask), _kept(labels, mask))
         loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, labels, weight, mask)
@@ -224,15 +229,21 @@ class SequenceOutput:
     mask: Array | None = None
 
     @classmethod
-    def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SequenceOutput":
+    def from_logits(
+        cls, logits: Array, targets: Array, mask: Array | None = None, ignore_label: int | None = None
+    ) -> "SequenceOutput":
         """Return an output with the softmax cross-entropy per token. `mask` marks the tokens that count, `[batch,
-        length]`, or the rows whose tokens count, `[batch]`.
+        length]`, or the rows whose tokens count, `[batch]`. Tokens with the label `ignore_label`, such as -100, do not
+        count: the output's mask leaves them out.
 
         The loss and its gradient are NaN if a label that counts is outside of `0..classes-1`.
 
         >>> logits, targets, mask = jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), int), jnp.array([[1, 1, 0], [1, 0, 0]])
         >>> out = SequenceOutput.from_logits(logits, targets, mask)
         >>> print(f"{out.loss:.4f} over {out.weight} tokens")   # ln(4)
+        1.3863 over 3.0 tokens
+        >>> out = SequenceOutput.from_logits(logits, jnp.array([[3, 2, -100], [0, -100, -100]]), ignore_label=-100)
+        >>> print(f"{out.loss:.4f} over {out.weight} tokens")
         1.3863 over 3.0 tokens
         """
         if logits.ndim != 3 or targets.shape != logits.shape[:2]:
@@ -241,7 +252,7 @@ class SequenceOutput:
                 f"it needs [batch, length, classes] and [batch, length]{_labels_hint(logits, targets)}",
                 code="output-sequence-shapes",
             )
-        mask = _mask_of_labels(mask, targets)
+        mask = _without_ignored(_mask_of_labels(mask, targets), targets, ignore_label)
         losses = _cross_entropy("SequenceOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
         loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, targets, weight, mask)
@@ -272,9 +283,12 @@ class SegmentationOutput:
     mask: Array | None = None
 
     @classmethod
-    def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SegmentationOutput":
+    def from_logits(
+        cls, logits: Array, targets: Array, mask: Array | None = None, ignore_label: int | None = None
+    ) -> "SegmentationOutput":
         """Return an output with the softmax cross-entropy per pixel. `mask` marks the pixels that count, in the
-        targets' shape, or the rows whose pixels count, `[batch]`.
+        targets' shape, or the rows whose pixels count, `[batch]`. Pixels with the label `ignore_label`, such as 255, do
+        not count: the output's mask leaves them out.
 
         The loss and its gradient are NaN if a label that counts is outside of `0..classes-1`.
 
@@ -290,7 +304,7 @@ class SegmentationOutput:
                 f"{_labels_hint(logits, targets)}",
                 code="output-segmentation-shapes",
             )
-        mask = _mask_of_labels(mask, targets)
+        mask = _without_ignored(_mask_of_labels(mask, targets), targets, ignore_label)
         losses = _cross_entropy("SegmentationOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
         loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, targets, weight, mask)
@@ -385,6 +399,14 @@ def _mask_of_labels(mask: Array | None, targets: Array) -> Array | None:
         return jnp.broadcast_to(mask.reshape(-1, *[1] * (targets.ndim - 1)), targets.shape)
     _check_mask(mask, targets.shape)
     return mask
+
+
+def _without_ignored(mask: Array | None, labels: Array, ignore_label: int | None) -> Array | None:
+    """Return the mask, 0 also where the label is the ignored one."""
+    if ignore_label is None:
+        return mask
+    counted = as_int32(jnp.asarray(labels)) != ignore_label
+    return counted if mask is None else _kept(mask, counted)
 
 
 def _labels_hint(logits: Array, labels: Array) -> str:

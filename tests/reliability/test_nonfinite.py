@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from learner import LearnerError, NonFiniteError, RegressionOutput
+from learner import ClassificationOutput, LearnerError, NonFiniteError, RegressionOutput
 from learner.data.source import source_of
 from learner.events import RunFailed
 from learner.loggers import MemoryLogger
@@ -120,6 +120,17 @@ def test_advice_for_an_index_beyond_the_table(tmp_path):
         quiet(tmp_path / "run").with_batch_size(4).build(line(), optax.sgd, 0.1, train_step=embedded).fit(
             {"text": text, "x": np.ones(8, np.float32)}
         )
+
+
+def test_advice_for_labels_has_their_range_and_ignore_label(tmp_path):
+    def classified(model, batch):
+        return ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["label"])
+
+    x, label = np.ones((8, 2), np.float32), np.array([0, 1, 2, 1, 2, 0, 1, -100], np.int32)
+    learner = quiet(tmp_path / "run").with_batch_size(2)
+    learner = learner.build({"w": jnp.zeros((2, 3))}, optax.sgd, 0.1, train_step=classified)
+    with raises_code("step-nonfinite", "their ignore_label", "(label is from -100 to 2)", quantity="labels"):
+        learner.fit({"x": x, "label": label})
 
 
 @pytest.mark.full

@@ -88,6 +88,7 @@ KINDS = [
     Kind("numbers", RegressionOutput.from_predictions, (ROWS, 2, 3), numbers(ROWS, 2, 3), squared_error, rows),
     Kind("tokens", SequenceOutput.from_logits, (*tokens, CLASSES), labels(*tokens), cross_entropy, tokens),
 ]
+PIXELS = Kind("pixels", SegmentationOutput.from_logits, (2, 3, 3, CLASSES), labels(2, 3, 3), cross_entropy, (2, 3, 3))
 all_kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
@@ -329,6 +330,52 @@ def test_unknown_labels_are_ignored():
     gradient = jax.grad(lambda x: make(x, targets).loss)(logits)
     assert (gradient[targets == -1] == 0).all()
     assert (gradient[targets != -1] != 0).all()
+
+
+IGNORING = [*(kind for kind in KINDS if kind.losses is cross_entropy), PIXELS]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("kind", IGNORING, ids=str)
+def test_an_ignored_label_does_not_count(kind, dtype):
+    logits, targets, mask = data(kind)
+    ignored = 255 if dtype == np.uint8 else -100
+    labels = np.where(mask == 0, ignored, targets).astype(dtype)
+    losses, counted = kind.losses(np.float64(logits), targets), mask.astype(bool)
+    output = kind.make(logits, labels, ignore_label=ignored)
+    np.testing.assert_allclose(output.loss, losses[counted].mean(), rtol=1e-5)
+    assert float(output.weight) == counted.sum()
+    assert not has_wrong_labels(output)
+    np.testing.assert_array_equal(output.mask, counted)
+    # With weights, of which one is 0 where the label counts.
+    weights = np.random.default_rng(5).uniform(0.5, 2, mask.shape).astype(np.float32)
+    weights.flat[np.flatnonzero(mask)[0]] = 0
+    both = kind.make(logits, jnp.asarray(labels), jnp.asarray(weights), ignore_label=ignored)
+    np.testing.assert_allclose(both.loss, np.average(losses, weights=weights * counted), rtol=1e-5)
+    np.testing.assert_allclose(both.weight, (weights * counted).sum(), rtol=1e-6)
+    gradient = jax.grad(lambda x: kind.make(x, labels, ignore_label=ignored).loss)(logits)
+    assert ((gradient != 0).any(-1) == counted).all()
+
+
+def test_a_mask_of_rows_and_an_ignored_label_exclude_tokens():
+    logits, targets = jnp.zeros((2, 3, 4)), jnp.array([[3, -100, 1], [0, 2, -100]])
+    output = SequenceOutput.from_logits(logits, targets, jnp.array([True, False]), ignore_label=-100)
+    np.testing.assert_allclose(output.loss, math.log(4), rtol=1e-6)
+    assert output.mask.tolist() == [[True, False, True], [False, False, False]]
+    assert output.weight == 2
+
+
+def test_nothing_but_ignored_labels_has_weight_0():
+    output = ClassificationOutput.from_logits(jnp.ones((2, 3)), jnp.array([-1, -1]), ignore_label=-1)
+    assert (output.loss, output.weight) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
+def test_no_unsigned_label_is_a_negative_ignored_one(dtype):
+    labels = jnp.array(np.array([0, np.iinfo(dtype).max - 99], dtype))  # -100 in this dtype's bits
+    output = ClassificationOutput.from_logits(jnp.zeros((2, 3)), labels, ignore_label=-100)
+    assert np.isnan(output.loss)
+    assert has_wrong_labels(output)
 
 
 @pytest.mark.full

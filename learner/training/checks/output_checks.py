@@ -155,9 +155,7 @@ def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyT
 
 
 def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
-    """Return the remedy for labels outside of the classes. `by_metrics`: only metrics read them. Metrics can ignore a
-    label; the loss of an output of this package cannot.
-    """
+    """Return the remedy for labels outside of the classes. `by_metrics`: only metrics read them."""
     special = (labels < 0) | ((labels == 255) & (classes < 255))  # usual markers of labels that do not count
     counted, advice = labels[~special], []
     if counted.size and (most := int(counted.max())) >= classes:
@@ -166,8 +164,12 @@ def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
     if special.any():
         values, counts = np.unique(labels[special], return_counts=True)
         label = values[counts.argmax()]
-        ignored = f", or its metrics ignore_label={label}" if by_metrics else ""
-        advice.append(f"to ignore some of them, give the output a mask, such as labels != {label}{ignored}")
+        remedy = (
+            f"give the output a mask, such as labels != {label}, or its metrics ignore_label={label}"
+            if by_metrics
+            else f"give from_logits ignore_label={label}, or a mask"
+        )
+        advice.append(f"to ignore some of them, {remedy}")
     return "; ".join(advice)
 
 

@@ -507,11 +507,15 @@ def test_masked_and_ignored_labels_are_not_checked():
     def masked(model, batch):
         return ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["label"], batch["label"] >= 0)
 
+    def ignored_by_loss(model, batch):
+        return ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["label"], ignore_label=-100)
+
     def ignored(model, batch):
         return Own(loss_of(model), 4, batch["x"] @ model["w"], batch["label"])
 
     batch = labelled(0, -100, 2, 1)
     assert checked(masked, batch=batch) == ([], False)
+    assert checked(ignored_by_loss, batch=batch) == ([], False)
     assert checked(ignored, Accuracy(ignore_label=-100), batch=batch) == ([], False)
     assert checked(ignored, Accuracy(ignore_label=-100), batch=labelled(*[-100] * 4)) == ([], False)
     (problem,), _ = checked(ignored, Accuracy(ignore_label=-100), batch=labelled(0, -100, 5, 1))
@@ -550,10 +554,10 @@ def test_labels_without_a_reader_are_not_checked():
     assert checked(own_labels, batch=labelled(9, 9, 9, 9)) == ([], False)
 
 
-def test_the_error_of_labels_names_the_mask():
+def test_the_error_of_labels_names_ignore_label_and_the_mask():
     for labels, ignored in (((0, -100, -100, 7), -100), ((255, 0, 1, 2), 255)):
         (problem,), _ = checked(batch=labelled(*labels))
-        assert problem.endswith(f"to ignore some of them, give the output a mask, such as labels != {ignored}")
+        assert problem.endswith(f"to ignore some of them, give from_logits ignore_label={ignored}, or a mask")
         (problem,), _ = checked(own_labels, Accuracy(), batch=labelled(*labels))
         assert problem.endswith(f"such as labels != {ignored}, or its metrics ignore_label={ignored}")
 
@@ -565,7 +569,7 @@ def test_the_error_of_labels_names_the_mask():
         ((0, 1, 2, 3), "; they need 4 logits"),
         ((1, 2, 3, 6), "; they need 7 logits"),
         ((1, -1, 3, 2), "; if they count from 1, subtract 1 from the labels; otherwise they need 4 logits; to ignore"),
-        ((0, 255, 255, 2), "; to ignore some of them, give the output a mask, such as labels != 255"),
+        ((0, 255, 255, 2), "; to ignore some of them, give from_logits ignore_label=255, or a mask"),
     ],
 )
 def test_the_error_of_labels_has_a_matching_remedy(labels, advice):
