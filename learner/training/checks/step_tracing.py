@@ -4,7 +4,7 @@ import dataclasses
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 
@@ -13,6 +13,7 @@ from learner.steps import batch_transforms
 from learner.training.feed.group import listed
 from learner.util.code_location import code_location
 from learner.util.device_errors import is_device_error
+from learner.util.text import join_names
 from learner.util.traced_values import OF_VALUES, REMEDY, first_line
 
 PyTree = Any
@@ -171,8 +172,18 @@ class Tracing:
                 "averaged for you: leave pmean and psum out",
                 code="step-axis-unbound",
             ) from error
+        batch = self._batch()
+        if _takes_dict_for_arrays(error, batch):
+            key = error.name if error.name in batch else next(iter(batch))
+            raise LearnerError(
+                f"{self._name} uses the batch or one of its keys as an array: {error} "
+                f"({code_location(error, callers=CALLERS)}). The batch is a dict with "
+                f"{join_names([*map(repr, batch)], 8)}: read batch[{key!r}]; unpacking a dict gives its keys",
+                code="batch-is-dict",
+                name=self._name,
+            ) from error
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
-        which = f"{which} ({listed(self._batch())})"
+        which = f"{which} ({listed(batch)})"
         # The user's exceptions keep their type, by which they may be caught.
         if not _may_be_of_shapes(error):
             error.add_note(f"while tracing {self._name} with {which}")
@@ -184,6 +195,14 @@ class Tracing:
             f"({code_location(error, callers=CALLERS)}){notes}",
             code="step-trace-failed",
         ) from error
+
+
+def _takes_dict_for_arrays(error: Exception, batch: PyTree) -> TypeGuard[AttributeError]:
+    """Return True if an attribute is missing in a dict with the batch's keys, or in one of the keys."""
+    if not isinstance(error, AttributeError) or not isinstance(batch, dict):
+        return False
+    owner = error.obj
+    return owner.keys() == batch.keys() if isinstance(owner, dict) else isinstance(owner, str) and owner in batch
 
 
 def _may_be_of_shapes(error: Exception) -> bool:

@@ -330,6 +330,36 @@ def test_a_key_error_of_another_dict_is_not_attributed_to_the_batch(batch):
     assert "while tracing train_step with a train batch" in "".join(raised.value.__notes__)
 
 
+def unpacked(model, batch):
+    label, _, x = batch
+    return ClassificationOutput.from_logits(x.astype(jnp.float32) @ model["w"], label)
+
+
+@pytest.mark.parametrize(
+    ("step", "missing", "read"),
+    [
+        (unpacked, "'str' object has no attribute 'astype'", "read batch['x']"),
+        (lambda m, b: Own((b.x @ m["w"]).sum()), "'dict' object has no attribute 'x'", "read batch['x']"),
+        (lambda m, b: Own((b.label * m["w"]).sum()), "'dict' object has no attribute 'label'", "read batch['label']"),
+        (lambda m, b: Own((b.astype(int) * m["w"]).sum()), "attribute 'astype'", "read batch['x']"),
+    ],
+    ids=["unpacked", "attribute", "another attribute", "passed as a whole"],
+)
+def test_a_dict_that_a_step_reads_as_arrays_is_an_error(step, missing, read):
+    keys = "The batch is a dict with 'x', 't', 'label'"
+    with raises_code("batch-is-dict", missing, keys, read, name="train_step"):
+        checked(step)
+    with raises_code("batch-is-dict", missing, keys, read, name="valid_step (on valid-dev)"):
+        checked_valid(step, split="valid-dev")
+
+
+def test_other_missing_attributes_are_raised_unchanged():
+    for step in (lambda m, b: CONFIG.temperature, lambda m, b: "adam".x, lambda m, b: b["x"].pixels):
+        with pytest.raises(AttributeError) as raised:
+            checked(step)
+        assert "while tracing train_step with a train batch" in "".join(raised.value.__notes__)
+
+
 def test_a_missing_nested_key_is_named_with_its_path():
     batch = {"in": ({"pixels": BATCH["x"], "size": BATCH["label"]}, BATCH["x"])}
 
