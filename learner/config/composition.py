@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from learner.config.limits import DEEPEST
@@ -36,7 +36,7 @@ def merge(base: Any, other: Any) -> Any:
     return merged | {key: merge(merged.get(key), value) for key, value in other.items()}
 
 
-def resolve(content: dict[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
+def resolve(content: dict[str, Any], keep: Collection[str] = (), overridden: Iterable[str] = ()) -> dict[str, Any]:
     """Return a config with its references resolved.
 
     `${model.hidden}` is the value of another key: with its type if it stands alone, otherwise as text. `${env:NAME}` is
@@ -46,9 +46,11 @@ def resolve(content: dict[str, Any], keep: Collection[str] = ()) -> dict[str, An
     Args:
       content: the content of the config.
       keep: keys whose values are not resolved.
+      overridden: the keys set on the command line. A value of `vars` among them must have an effect.
 
     Raises:
-      LearnerError: a reference names nothing, or itself; one error lists the problems of all references.
+      LearnerError: a reference names nothing, or itself, or nothing refers to an overridden value of `vars`; one error
+        lists all problems.
 
     >>> model = {"class_path": "Net", "init_args": {"width": "${vars.n}"}}
     >>> resolve({"vars": {"n": 8}, "model": model, "directory": "runs/${model.width}"})
@@ -58,8 +60,7 @@ def resolve(content: dict[str, Any], keep: Collection[str] = ()) -> dict[str, An
     resolved = {
         key: value if key in keep else resolver.value(value, ()) for key, value in content.items() if key != VARIABLES
     }
-    if resolver.problems:
-        problems = list(dict.fromkeys(resolver.problems))
+    if problems := list(dict.fromkeys([*resolver.problems, *resolver.unused(overridden)])):
         raise one_error(problems, "references cannot be resolved", code="config-references-unresolved")
     return resolved
 
@@ -68,7 +69,19 @@ class _Resolver:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
         self._values = 0
+        self._references = set[str]()
         self.problems: list[Problem] = []
+
+    def unused(self, keys: Iterable[str]) -> Iterator[Problem]:
+        """Yield a problem for each key of `vars` to which no reference leads that was resolved."""
+        section = f"{VARIABLES}."
+        names = sorted(name.removeprefix(section) for name in self._references if name.startswith(section))
+        otherwise = None if names else f"the config has no reference to {VARIABLES}"
+        for key in keys:
+            if key.startswith(section) and not any(_overlap(key, name) for name in self._references):
+                hint = near(key.removeprefix(section), names, otherwise)
+                text = f"{key} has no effect, because nothing refers to ${{{key}}}: {hint}"
+                yield Problem(text, code="config-variable-unused", key=key)
 
     def value(self, value: Any, inside: tuple[str, ...]) -> Any:
         """Return a value with its references resolved. `inside`: the references that lead to it."""
@@ -111,6 +124,7 @@ class _Resolver:
         kind, colon, variable = name.partition(":")
         if kind == "env" and colon:
             return self._variable(variable)
+        self._references.add(name)
         node: Any = self._content
         for step in name.split("."):
             if isinstance(node, dict) and "class_path" in node and step not in ("class_path", "init_args"):
@@ -145,3 +159,9 @@ class _Resolver:
         except Exception:  # not YAML: plain text
             return text
         return value if isinstance(value, bool | int | float) else text
+
+
+def _overlap(*keys: str) -> bool:
+    """Return True if one of two keys is part of the value of the other. `init_args` can be left out in both."""
+    one, other = ([step for step in key.split(".") if step != "init_args"] for key in keys)
+    return all(a == b for a, b in zip(one, other, strict=False))

@@ -728,6 +728,8 @@ def test_several_configs(learner, config):
     code, out, _ = learner("fit", config, "rate.yaml", "--print_config", "--vars.rate=0.5")
     assert (code, yaml.safe_load(out)["lr"]) == (0, 0.5)
     assert "vars" not in yaml.safe_load(out)
+    code, _, err = learner("fit", config, "rate.yaml", "--print_config", "--vars.rat=0.5")
+    assert (code, "did you mean 'rate'" in err) == (2, True)
     code, _, err = learner("fit", config, "rat.yaml")
     assert (code, "did you mean 'rate.yaml'" in err) == (2, True)
 

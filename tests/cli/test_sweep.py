@@ -250,6 +250,13 @@ def test_references_use_the_values_of_members(importable, line_config):
     assert [learner.definition.options.num_epochs for learner in learners] == [1, 2]
 
 
+def test_variables_without_references_are_refused(importable, line_config):
+    path = write(line_config, vars={"epochs": 1}, num_epochs="${vars.epochs}")
+    for words in (["--vars.epohcs=1,2"], ["--vars.epohcs=2", "--seed=0,1"]):
+        with raises_code("config-variable-unused", "did you mean 'epochs'?", key="vars.epohcs"):
+            plan_of(path, *words)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code_of_signal"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]

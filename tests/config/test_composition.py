@@ -88,6 +88,23 @@ def test_all_references_that_cannot_be_resolved_are_one_error():
     ]
 
 
+def test_an_overridden_variable_without_reference_is_refused():
+    content = {
+        "vars": {"fields": {"x": 1}, "filds": 3, "of": "${vars.depth}"},
+        "a": "${vars.fields}",
+        "b": "${vars.n.k}",
+    }
+    content["vars"] |= {"depth": 2, "n": {"class_path": "N", "init_args": {"k": 1}}}
+    keys = ["vars.fields", "vars.fields.x", "vars.n.k", "vars.n.init_args.k", "vars.n", "seed"]
+    assert resolve(content, overridden=keys) == {"a": {"x": 1}, "b": 1}
+    with raises_code("config-variable-unused", "did you mean 'fields'?", key="vars.filds"):
+        resolve(content, overridden=["vars.filds"])
+    with raises_code("config-variable-unused", key="vars.depth"):  # only an unused variable refers to it
+        resolve(content, overridden=["vars.depth"])
+    with raises_code("config-variable-unused", "the config has no reference to vars", key="vars.lr"):
+        resolve({"lr": 0.1}, overridden=["vars.lr"])
+
+
 def test_secrets_of_loggers_stay_references(monkeypatch):
     monkeypatch.setenv("TOKEN", "secret")
     content = apply_overrides({"metric_loggers": [{"token": "${env:TOKEN}"}]}, [("lr", "${env:RATE:0.5}")])

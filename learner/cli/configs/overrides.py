@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +100,20 @@ def value_of(text: str) -> Any:
     return text if bare or start == "&" or (not quoted and (folded or COMMENT.search(text))) else value
 
 
-def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def apply_overrides(
+    content: dict[str, Any], overrides: Sequence[tuple[str, str]], applied: Iterable[str] = ()
+) -> dict[str, Any]:
     """Return the content of a config after applying the overrides of the command line (keys and values as text) and
     resolving references. References to the environment in arguments of loggers are kept, because their values may be
-    secret.
+    secret. `applied`: the keys of overrides that `content` has already.
     """
     problems = Problems()
     for key, text in overrides:
         with problems.collect():
             override(content, key, value_of(text))
     problems.raise_all()
-    if is_deep(content) or is_deep(content := resolve(content, keep=OBSERVER_KEYS)):
+    keys = [*applied, *(key for key, _ in overrides)]
+    if is_deep(content) or is_deep(content := resolve(content, OBSERVER_KEYS, keys)):
         raise LearnerError(f"the config is nested more than {DEEPEST} levels deep", code="config-too-deep")
     return content
 
