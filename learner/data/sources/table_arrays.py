@@ -15,6 +15,7 @@ from learner.data.dataset import Dataset
 from learner.data.input_files import PathLike, present_files
 from learner.data.sources.column_spec import ColumnSpec
 from learner.errors import LearnerError, near, one_error
+from learner.util.text import count
 from learner.util.user_warnings import warn
 
 MOST_PROBLEMS = 5
@@ -71,7 +72,7 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
     """
     if not len(next(iter(cells.values()))):
         raise LearnerError(f"{what} has no rows", code="data-without-rows")
-    problems: list[str] = []
+    problems = RowProblems()
     rounded: dict[str, str] = {}
     arrays: dict[str, np.ndarray] = {}
     labels: dict[str, Sequence[str]] = {}
@@ -93,10 +94,10 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
             arrays[field] = parts[0] if isinstance(spec.fields[field], str) else _side_by_side(what, field, parts)
     if problems:
         raise one_error(
-            [f"{what}, {problem}" for problem in problems[:MOST_PROBLEMS]],
+            [f"{what}, {problem}" for problem in problems.texts()],
             f"{what} cannot be read",
             code="data-columns-unreadable",
-            more=max(0, len(problems) - MOST_PROBLEMS),
+            more=problems.further,
         )
     result = Table(arrays, labels)
     result.rounded = rounded
@@ -230,6 +231,42 @@ def _side_by_side(what: str, field: str, parts: Sequence[np.ndarray]) -> np.ndar
 
 
 @dataclasses.dataclass
+class RowProblems:
+    """The problems of the rows of a table; the same problem of one column is one, however many rows have it.
+
+    Attributes:
+      further: the number of rows with problems other than the first ones, which are not stored: the messages of
+        millions of rows would take more memory than the rows.
+    """
+
+    further: int = 0
+    _rows: dict[str, int] = dataclasses.field(default_factory=dict)
+    _places: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        """True if further problems are only counted."""
+        return len(self._rows) >= MOST_PROBLEMS
+
+    def add(self, text: str, place: Callable[[], str], rows: int) -> None:
+        """Add a problem. `place`: returns the place of its first row."""
+        if text not in self._rows and self.is_full:
+            self.further += rows
+            return
+        if text not in self._rows:
+            self._places[text] = place()
+        self._rows[text] = self._rows.get(text, 0) + rows
+
+    def texts(self) -> list[str]:
+        """Return each problem with the place of its first row, and the number of the others."""
+        more = {text: f" (and {count(rows - 1, 'more row')})" if rows > 1 else "" for text, rows in self._rows.items()}
+        return [f"{place}: {text}{more[text]}" for text, place in self._places.items()]
+
+
+@dataclasses.dataclass
 class Column:
     """A column of a table, to be converted to an array. Errors in its values are added to `problems`."""
 
@@ -237,7 +274,7 @@ class Column:
     field: str
     values: Any
     place: Place
-    problems: list[str]
+    problems: RowProblems
     rounded: dict[str, str]
 
     def codes(self, names: Sequence[str], listed: bool, unknown: int | None) -> np.ndarray:
@@ -247,19 +284,25 @@ class Column:
         numbers: dict[str, int] = {name: number for number, name in enumerate(names)}
         codes = [numbers.get("" if value is None else str(value)) for value in self.values]
         if None in codes:
-            known = list(numbers)[:20]
+            rows_of: dict[str | None, list[int]] = {}
             for row in [row for row, code in enumerate(codes) if code is None]:
                 value = self.values[row]
                 if value is not None and unknown is not None:
                     codes[row] = unknown
-                elif value is None or len(self.problems) >= MOST_PROBLEMS:
-                    remedy = f"labels={{{self.field!r}: ['', ...]}}" if listed else "missing=-1, or a list with '',"
-                    self._add_problem(row, f"it is missing; {remedy} gives empty cells a number")
                 else:
-                    text = str(value)[:SHOWN]
-                    hint = near(text, known).removesuffix("?")
-                    self._add_problem(row, f"{text!r} is none of its labels: {hint}, or {unknown_hint(self.field)}")
+                    rows_of.setdefault(None if value is None else str(value)[:SHOWN], []).append(row)
+            for text, rows in rows_of.items():
+                # The distances of texts that are only counted would take minutes.
+                problem = "" if self.problems.is_full else self._no_label(text, list(numbers)[:20], listed)
+                self._add_problem(rows[0], problem, len(rows))
         return np.array([-1 if code is None else code for code in codes], np.int32)
+
+    def _no_label(self, text: str | None, known: Sequence[str], listed: bool) -> str:
+        if text is None:
+            remedy = f"labels={{{self.field!r}: ['', ...]}}" if listed else "missing=-1, or a list with '',"
+            return f"it is missing; {remedy} gives empty cells a number"
+        hint = near(text, known).removesuffix("?")
+        return f"{text!r} is none of its labels: {hint}, or {unknown_hint(self.field)}"
 
     def numbers(self, missing: float | None) -> np.ndarray:
         """Return the values as an array, bool, int64 or float64; arrays are returned unchanged."""
@@ -350,10 +393,9 @@ class Column:
                 self._add_problem(row, f"its list has the shape {list(shape)}, and others {list(first)}")
         return np.zeros(0) if self.problems else np.array(values)
 
-    def _add_problem(self, row: int, problem: str) -> None:
-        # Only the first ones are kept: the messages of millions of rows would take more memory than the rows.
-        shown = len(self.problems) < MOST_PROBLEMS
-        self.problems.append(f"{self.place(row)}: column {self.name!r}: {problem}" if shown else "")
+    def _add_problem(self, row: int, problem: str, rows: int = 1) -> None:
+        """Add a problem of the first of some rows."""
+        self.problems.add(f"column {self.name!r}: {problem}", lambda: self.place(row), rows)
 
 
 def _is_date(text: str) -> bool:

@@ -71,6 +71,19 @@ def test_all_problems_are_counted():
         make_table({"a": [str(number) for number in range(23)]}, labels={"a": ["x"]})
 
 
+def test_problems_of_several_rows_are_one():
+    cells = {"a": ["y", "x", "y", "z", "y"], "b": [None] * 5, "c": [1, "?", 2, "?", 3]}
+    with raises_code("data-columns-unreadable", "4 problems") as raised:
+        make_table(cells, labels={"a": ["x"]})
+    unknown, other, empty, text = raised.value.problems
+    assert unknown.startswith("t, row 0: column 'a': 'y' is none") and unknown.endswith(" (and 2 more rows)")
+    assert other.startswith("t, row 3: column 'a': 'z' is none") and "more" not in other
+    assert empty.startswith("t, row 0: column 'b': it is missing") and empty.endswith(" (and 4 more rows)")
+    assert text.startswith("t, row 1: column 'c': '?' is not a number") and text.endswith(" (and 1 more row)")
+    with raises_code("data-columns-unreadable", "(and 6 more rows)", "7 problems", "... and 2 more"):
+        make_table({"a": [*"abcdefg", *"aaabbb", *"aaa"]}, labels={"a": ["x"]})
+
+
 @pytest.mark.parametrize(
     ("cells", "options", "code", "values"),
     [
