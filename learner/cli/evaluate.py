@@ -32,7 +32,7 @@ from learner.util.optional import import_optional
 from learner.util.text import aligned, join_names, printable
 
 EVALUATE = """\
-Prints the metrics of the newest checkpoint of the run in DIR on its validation data. With --split=test --data=FILE, it
+Prints the metrics of the newest checkpoint of the run in DIR on its validation data. With --split=test --data=PATH, it
 evaluates the best checkpoint and writes the values into the run, where compare and report show them."""
 PREDICT = """\
 Writes the outputs of the predict step of the newest checkpoint in DIR to a file, row by row: arrays (.npz), or a table
@@ -52,7 +52,7 @@ def evaluate(words: Sequence[str]) -> int:
     parser = Parser("evaluate", EVALUATE, "DIR [--KEY=VALUE ...]", FURTHER, keys=True)
     parser.add_run()
     parser.add_processes()
-    parser.add_argument("--data", metavar="FILE", help="use the data in FILE, as learner predict does")
+    parser.add_argument("--data", metavar="PATH", help="use the data in a file or directory, as learner predict does")
     about = "write the values of --data into the run as this split, by default those of the best checkpoint"
     parser.add_argument("--split", metavar="NAME", help=about)
     about = "evaluate each checkpoint of a run as it appears, once each, until the run is over (split: eval)"
@@ -72,7 +72,7 @@ def evaluate(words: Sequence[str]) -> int:
         if line.split is not None and not line.follow and not names_data:
             raise LearnerError(
                 f"--split={line.split} writes values of other data into the run, and without it they would be those of "
-                "its validation data: give the data, --data=FILE or --valid.dataset=...",
+                "its validation data: give the data, --data=PATH or --valid.dataset=...",
                 code="cli-split-without-data",
                 split=line.split,
             )
@@ -134,8 +134,9 @@ def predict(words: Sequence[str]) -> int:
     parser = Parser("predict", PREDICT, "DIR [DATA] -o FILE [--KEY=VALUE ...]", FURTHER, keys=True)
     parser.add_run()
     about = (
-        "an .npz file with the arrays of a batch, for all rows; a file like those of the run's own data, such as .csv; "
-        "or a YAML file with the content of `valid` in a config (default: the validation data of the run)"
+        "an .npz file with the arrays of a batch, for all rows; a file or directory like those of the run's own data, "
+        "such as .csv or a folder of images; or a YAML file with the content of `valid` in a config (default: the "
+        "validation data of the run)"
     )
     parser.add_argument("data", metavar="DATA", nargs="?", help=about)
     parser.add_processes()

@@ -1,5 +1,5 @@
 """The rows that `learner predict` and `learner evaluate --data` read: a file of arrays, a YAML file that describes the
-data, or a file like the one that the run's own data is read from.
+data, or a file or directory like the one that the run's own data is read from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from learner.cli.configs.overrides import read_yaml
 from learner.cli.configs.sources import source
 from learner.config import limits
 from learner.data.dataset import Dataset
-from learner.data.input_files import present, reader_of
+from learner.data.input_files import as_path, present, reader_of
 from learner.data.loader import DataLoaderBuilder
 from learner.data.npz import read_npz
 from learner.errors import LearnerError
@@ -20,6 +20,7 @@ from learner.util.text import join_names
 
 ARRAYS = ".npz"
 BATCH_SIZE = 256
+FOLDER = "ImageFolder"
 OF_ROWS = "map"
 """The view that changes rows. Others select rows, and all rows of the file are wanted."""
 OF_SEVERAL_ROWS = ("concat", "windows")
@@ -29,10 +30,10 @@ Data = Any
 
 
 def read_rows(path: str, directory: str, content: Mapping[str, Any], needs_targets: bool) -> tuple[Data, list[str]]:
-    """Return all rows of a file, in order, and the fields of the run's data that the file lacks.
+    """Return all rows of a file or directory, in order, and the fields of the run's data that the file lacks.
 
     Args:
-      path: the path of the file.
+      path: the path of the file or directory.
       directory: the directory of the run, which has recorded the texts of labels that its config does not list.
       content: the config of the run.
       needs_targets: refuse a file that lacks fields of the run's data.
@@ -40,7 +41,9 @@ def read_rows(path: str, directory: str, content: Mapping[str, Any], needs_targe
     Raises:
       LearnerError: the file is missing or malformed, or is unlike the run's data.
     """
-    file, lacking = present(path, "DATA"), list[str]()
+    file, lacking = as_path(path, "DATA"), list[str]()
+    if not file.is_dir():
+        present(path, "DATA")
     if file.suffix == ARRAYS:
         data = read_npz(file)
     elif file.suffix in limits.SUFFIXES:
@@ -55,7 +58,7 @@ def read_rows(path: str, directory: str, content: Mapping[str, Any], needs_targe
                 raise
             like = _without(like, lacking)
             data = _described(path, like)
-        _refuse_unknown_labels(path, like)
+        _refuse_unknown_labels(path, like["dataset"]["init_args"].get("labels") or {})
     is_rows = isinstance(data, Mapping | Dataset)
     return (DataLoaderBuilder().batch_size(BATCH_SIZE).build(data) if is_rows else data), lacking
 
@@ -72,24 +75,27 @@ def _described(path: str, content: Mapping[str, Any]) -> Any:
 
 
 def _like_own(path: str, directory: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of data that is read from a file as the validation data of the run is, or else its
-    training data.
+    """Return the description of data that is read from a file or directory as the validation data of the run is, or
+    else its training data.
     """
-    reader = reader_of(path)
+    is_directory = as_path(path, "DATA").is_dir()
+    key, reader = ("directory", None) if is_directory else ("path", reader_of(path))
     for own in _sources(content):
         dataset = own["dataset"]
         arguments = dataset.get("init_args") or {} if isinstance(dataset, Mapping) else {}
-        own_path = arguments.get("path")
+        own_path = arguments.get(key)
         views = own.get("views") or []
         views = [
             each if isinstance(each, Mapping) else {each: {}}
             for each in (views if isinstance(views, list) else [views])
         ]
-        if reader is None or not isinstance(own_path, str) or reader_of(own_path) != reader:
+        if not isinstance(own_path, str) or (not is_directory and (reader is None or reader_of(own_path) != reader)):
             continue
         if any(name in OF_SEVERAL_ROWS for view in views for name in view):
             continue
-        arguments = {**arguments, "path": path}
+        arguments = {**arguments, key: path}
+        if str(dataset.get("class_path")).rpartition(".")[2] == FOLDER and arguments.get("classes") is None:
+            arguments["classes"] = _recorded_classes(path, directory)
         if labels := arguments.get("labels"):
             arguments["labels"] = _with_recorded(labels, directory)
         like: dict[str, Any] = {"dataset": {**dataset, "init_args": arguments}}
@@ -126,11 +132,17 @@ def _with_recorded(labels: Any, directory: str) -> dict[str, Any]:
     }
 
 
-def _refuse_unknown_labels(path: str, content: Mapping[str, Any]) -> None:
+def _recorded_classes(path: str, directory: str) -> Any:
+    """Return the classes of a folder of images that the run has recorded, as another folder may lack some."""
+    labels = _with_recorded(["label"], directory)
+    _refuse_unknown_labels(path, labels)
+    return labels["label"]
+
+
+def _refuse_unknown_labels(path: str, labels: Mapping[str, Any]) -> None:
     """Raise `LearnerError` for labels without texts: each file numbers its own texts, so that a number would stand for
     another text than in training.
     """
-    labels = content["dataset"]["init_args"].get("labels") or {}
     if unknown := [field for field, texts in labels.items() if texts is None]:
         raise LearnerError(
             f"the run has not recorded the labels of {join_names(unknown, 8)}, and each file would number its own "

@@ -30,6 +30,13 @@ def config(tmp_path, monkeypatch):
     return make
 
 
+def write_recorded(directory, **labels):
+    """Write a journal that has recorded the texts of labels."""
+    start = {"event": "start", "fingerprint": {"data": {"train": {"labels": labels}}}}
+    directory.mkdir()
+    (directory / "journal.jsonl").write_text(json.dumps(start) + "\n")
+
+
 def rows_of(content, text=TRAINED, needs_targets=False, directory="no-run", suffix=".csv"):
     """Return the columns of a file with this text, and the fields that it lacks."""
     with open(f"new{suffix}", "w") as file:
@@ -89,9 +96,7 @@ def test_rows_without_targets_are_read_for_predictions_alone(config):
 
 
 def test_labels_have_the_numbers_of_training(config, tmp_path):
-    start = {"event": "start", "fingerprint": {"data": {"train": {"labels": {"city": TEXTS}}}}}
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "journal.jsonl").write_text(json.dumps(start) + "\n")
+    write_recorded(tmp_path / "run", city=TEXTS)
     text = "area,city\n7.5,Bern\n"
     for labels in ({"city": None}, ["city"]):
         assert rows_of(config(labels=labels), text, directory="run")[0]["city"] == [1]
@@ -104,6 +109,26 @@ def test_labels_have_the_numbers_of_training(config, tmp_path):
         labels={"city": TEXTS, "price": None}, unknown={"price": 0}
     )  # labels that the file lacks matter to nobody
     assert rows_of(target, text)[0]["city"] == [1]
+
+
+def test_directories_of_images_are_read_with_the_classes_of_training(tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("trained/cat", "trained/dog", "new/dog"):
+        (tmp_path / folder).mkdir(parents=True)
+        image.new("RGB", (2, 2)).save(tmp_path / folder / "a.png")
+    arguments = {"directory": "trained", "classes": None}
+    content = {"valid": {"dataset": {"class_path": "ImageFolder", "init_args": arguments}}}
+    with raises_code("cli-data-labels", names=["label"]):
+        read_rows("new", "no-run", content, needs_targets=True)
+    write_recorded(tmp_path / "run", label=["cat", "dog"])
+    (batch,) = read_rows("new", "run", content, needs_targets=True)[0]
+    assert batch["label"].tolist() == [1]
+    arguments["classes"] = ["dog", "cat"]
+    (batch,) = read_rows("new", "no-run", content, needs_targets=True)[0]
+    assert batch["label"].tolist() == [0]
+    with raises_code("cli-data-file", path="new"):
+        read_rows("new", "run", {"valid": {"dataset": "digits"}}, needs_targets=True)
 
 
 @pytest.mark.parametrize("views", [[{"windows": {"size": 2}}], [{"concat": {"others": ["digits"]}}]])

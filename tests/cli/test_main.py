@@ -738,7 +738,7 @@ def test_several_configs(learner, config):
 def test_evaluate_into_the_run(learner, trained):
     best = read_summary()["metrics"]["valid/Loss"]["best"]
     code, _, err = learner("evaluate", "run", "--split=test")
-    assert (code, "give the data, --data=FILE" in err) == (2, True)
+    assert (code, "give the data, --data=PATH" in err) == (2, True)
     code, out, _ = learner("evaluate", "run", "--split=test", "--valid.batch_size=4")
     head, line = out.splitlines()
     assert (code, head) == (0, f"checkpoint/{best['step']} (epoch {best['epoch']}, best)")
@@ -910,7 +910,7 @@ def test_evaluate_refuses_a_run_that_never_started(learner, trained):
 def test_predict_from_a_missing_file(learner, trained):
     for name in ("data.npz", "data.csv", "data.yaml", "run"):
         code, _, err = learner("predict", "run", name, "-o", "out.npz")
-        missing = f"DATA: {name} is a directory" if name == "run" else f"DATA: there is no file {name}"
+        missing = f"DATA: there is no file {name}" if name != "run" else "a YAML file names other data"
         assert (code, missing in err, "Errno" in err) == (2, True, False), err
 
 
