@@ -391,8 +391,11 @@ def test_groups_of_members():
         (["seed"], 0.1),
         (["seed"], "Cosine"),
     ]
-    with raises_code("sweep-together-nothing"):
+    with raises_code("sweep-together-nothing", "it has model.size.", keys=["model.size"]) as raised:
         groups_of(SweepSpace({"model.size": [1, 2]}).members(), together="always")
+    assert "--lr=" not in str(raised.value)
+    with raises_code("sweep-together-nothing", "constant rates can: --lr=1e-3,3e-3", keys=["lr.first"]):
+        groups_of(SweepSpace({"lr.first": [0.1, 0.2]}).members(), together="always")
 
 
 def test_groups_where_possible():

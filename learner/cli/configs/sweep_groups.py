@@ -12,6 +12,7 @@ from learner.training.population import LR, SEED, Population, population_of
 from learner.training.waves import wave_name
 from learner.util.json_values import encode
 from learner.util.number_checks import is_number
+from learner.util.text import join_names
 
 OPTIMIZER = "optimizer."
 
@@ -109,10 +110,15 @@ def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> lis
     if not traced and together == "auto":
         return singles(members)
     if not traced:
+        keys = list(members[0].values)
+        of_schedule = ". Schedules cannot differ, but constant rates can: --lr=1e-3,3e-3"
         raise LearnerError(
-            "members that train together, as with halving and exploit, differ in numbers for seed, lr or arguments of "
-            "the optimizer, and there are none: leave these options out",
+            f"members that train together, as with halving and exploit, differ in numbers for {SEED}, {LR} or "
+            f"arguments of the optimizer, and the sweep has none: it has {join_names(keys, 8)}. Sweep one of those, "
+            "too, such as --seed=0,1, or leave --together, halving and exploit out"
+            f"{of_schedule if any(key.split('.')[0] == LR for key in keys) else ''}",
             code="sweep-together-nothing",
+            keys=keys,
         )
     grouped: dict[str, list[SweepMember]] = {}
     for member in members:
