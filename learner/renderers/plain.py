@@ -32,7 +32,8 @@ from learner.util.text import duration
 
 class PlainRenderer(Listener):
     """Write one line for each epoch, and one every `every_seconds` within long epochs, without control characters. On a
-    terminal, a line has the most important metrics that fit; in files and pipes, it has all.
+    terminal, a line has the most important metrics that fit; in files and pipes, it has all numbers. Text metrics, such
+    as confusion matrices, follow when the run ends.
 
     Args:
       stream: the stream to write to; default: the current `sys.stdout`.
@@ -62,6 +63,8 @@ class PlainRenderer(Listener):
         self._progress = Progress(clock)
         self._directory: str | os.PathLike[str] | None = None
         self._validated: dict[str, float | str] = {}  # inside this epoch, not written yet
+        self._texts: dict[str, str] = {}  # the newest values of text metrics
+        self._text_epochs: dict[str, int] = {}
         self._hidden = 0  # metrics that do not fit on a line, as reported
 
     def on_event(self, event: Event) -> None:
@@ -71,6 +74,7 @@ class PlainRenderer(Listener):
             self._on_steps()
         elif isinstance(event, SplitEnded):
             values = {f"{event.split}/{name}": value for name, value in event.values.items()}
+            self._note_texts(values, event.epoch)
             if event.at_step == 0:  # does not belong to the next epoch
                 self._write_values(["step 0"], values)
             elif event.at_step is not None:
@@ -81,9 +85,15 @@ class PlainRenderer(Listener):
                 **{key: value for key, value in self._validated.items() if key not in event.values},
             }
             self._validated.clear()
+            self._note_texts(event.values, event.epoch)
             self._write_values([self._progress.label()], values, [duration(event.seconds)])
         else:
             self._write(self._about_run(event))
+
+    def _note_texts(self, values: Mapping[str, float | str], epoch: int) -> None:
+        texts = {key: x for key, x in values.items() if isinstance(x, str) and is_selected(key, self._metrics)}
+        self._texts |= texts
+        self._text_epochs |= dict.fromkeys(texts, epoch)
 
     def _on_steps(self) -> None:
         if self._clock() - self._written_at < self._every_seconds:
@@ -116,13 +126,15 @@ class PlainRenderer(Listener):
     def _about_run(self, event: Event) -> list[str]:
         if isinstance(event, RunStarted):
             self._directory, self._monitor = event.shown or event.directory, event.monitor
+            self._texts, self._text_epochs = {}, {}
             return [lines.started(event), *lines.unmatched(event, self._metrics)]
         if isinstance(event, Overview):
             return overview_lines(event)
         if isinstance(event, Message):
             return lines.message(event)
         if isinstance(event, RunEnded):
-            return [lines.ended(event), *(summary_lines(event.summary, self._directory) if event.show_summary else ())]
+            summary = summary_lines(event.summary, self._directory, self._texts) if event.show_summary else []
+            return [*lines.texts(self._texts, self._text_epochs), lines.ended(event), *summary]
         return [lines.failed(event)] if isinstance(event, RunFailed) else []
 
     def _write(self, texts: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -157,7 +157,7 @@ class RichRenderer(Listener):
         self._pending += map(Text, lines.texts(texts, epochs))
         self._write([lines.ended(event)], style="green" if event.stopped_by.startswith(ENDS) else "yellow")
         if event.show_summary:
-            self._area.print(render_summary(event.summary, self._directory))
+            self._area.print(render_summary(event.summary, self._directory, texts))
 
     def _on_steps(self) -> None:
         if self._is_time(self._drawn_at):
@@ -233,14 +233,17 @@ class RichRenderer(Listener):
         return kept
 
 
-def render_summary(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> RenderableType:
+def render_summary(
+    summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None, texts_shown: Collection[str] = ()
+) -> RenderableType:
     """Return the summary of a run as a rich renderable: a table, and the paths of its files.
 
     Args:
       summary: the content of `summary.json`.
       directory: the run directory, to which paths are relative.
+      texts_shown: the keys of the text metrics that stand above the summary, which counts the others.
     """
-    return Group(grid(table(summary)), WrappedLines(endings(summary, directory)))
+    return Group(grid(table(summary)), WrappedLines(endings(summary, directory, texts_shown)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,10 @@ def _with_places(commands: list[str]) -> list[str]:
     return [f"{command:<{width}}  # {word}" for command, word in zip(commands, words, strict=True)]
 
 
-def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
-    """Return the table and the paths as lines without control characters.
+def summary_lines(
+    summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None, texts_shown: Collection[str] = ()
+) -> list[str]:
+    """Return the table and the paths as lines without control characters. `texts_shown`: see `endings`.
 
     >>> best = {"value": 0.25, "epoch": 2, "step": 90}
     >>> loss = {"unit": "", "higher_is_better": False, "best": best, "last": {"value": 0.5, "epoch": 3, "step": 135}}
@@ -141,12 +143,16 @@ def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] 
       builder.num_epochs(6).resume()  # in Python
       learner report runs/a           # in a shell
     """
-    return aligned(table(summary)) + endings(summary, directory)
+    return aligned(table(summary)) + endings(summary, directory, texts_shown)
 
 
-def endings(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
-    """Return the lines after the table: the time, the paths, and the next commands."""
-    texts = sum(map(_is_text, summary["metrics"].values()))
+def endings(
+    summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None, texts_shown: Collection[str] = ()
+) -> list[str]:
+    """Return the lines after the table: the number of text metrics that are not shown, the time, the paths, and the
+    next commands. `texts_shown`: the keys of the text metrics that stand above the table.
+    """
+    texts = sum(_is_text(metric) and key not in texts_shown for key, metric in summary["metrics"].items())
     left_out = [f"{count(texts, 'text metric')} not shown"] if texts else []
     return [*left_out, *times(summary), *places(summary, directory), *following(summary, directory)]
 

@@ -188,6 +188,24 @@ def test_line_of_an_epoch_has_no_texts(renderer, out):
     assert lines_of(out) == ["epoch 1  valid Loss 0.5  1.0 s"]
 
 
+def test_texts_have_lines_once_when_the_run_ends(renderer, out, play, summary, summary_text):
+    play.start(renderer)
+    renderer.on_event(EpochEnded(0.0, 1, 45, {"valid/Loss": 0.5, "train/Confusion": "1 0\n0 1"}, 1.0))
+    play.validate(renderer, 2, 60, Confusion="3 0\n0 3")
+    renderer.on_event(EpochEnded(0.0, 2, 90, {"valid/Loss": 0.5, "train/Confusion": "2 0\n0 2"}, 1.0))
+    play.end(renderer, summary=summary, show_summary=True)
+    assert lines_of(out)[3:] == [
+        "  valid Confusion of epoch 2:",
+        "    3 0",
+        "    0 3",
+        "  train Confusion of epoch 2:",
+        "    2 0",
+        "    0 2",
+        "ended at epoch 3, step 135, 4.6 s: num_epochs",
+        *[line for line in summary_text if line != "1 text metric not shown"],
+    ]
+
+
 def test_messages_and_errors_have_lines(renderer, out):
     renderer.on_event(Message(0.0, 20, "one device of 8\nis used"))
     renderer.on_event(Message(0.0, 30, "slow loader"))
