@@ -29,7 +29,7 @@ class Progress:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._run: RunStarted | None = None
-        self._first: tuple[float, int] | None = None  # when the first dispatch ended, and at which step
+        self._first: tuple[float, int] | None = None  # when a dispatch ended from which time is measured, and its step
         self._newest: StepsEnded | None = None
         self._compiling = ""
         self._steps = self._seconds = 0.0
@@ -51,6 +51,7 @@ class Progress:
             self._newest = event
         if isinstance(event, Compiling):
             self._compiling = f"compiling {event.number} of {event.total}" if event.number else ""
+            self._first = None  # steps that waited for a program, or shared the processor with its compiler, are slower
         if isinstance(event, StepsEnded) and event.split == "train":
             self._on_train_steps(event)
         elif isinstance(event, EpochEnded) and self.total is None and self._run and self._run.num_epochs:
@@ -61,7 +62,7 @@ class Progress:
         if "Loss" in event.values:
             self.train_loss = float(event.values["Loss"][-1])
         if self._first is None:  # a dispatch that waited for the compiler does not measure the speed
-            self._first = self._clock(), event.step
+            self._first = None if self._compiling else (self._clock(), event.step)
             return
         self._steps = MEMORY * self._steps + event.count
         self._seconds = MEMORY * self._seconds + event.seconds
@@ -72,7 +73,7 @@ class Progress:
         return self._steps / self._seconds if self._seconds > 0 else None
 
     def seconds_left(self) -> float | None:
-        """Return the remaining time of the run with its validations, or None if unknown."""
+        """Return the remaining time of the run with its validations, or None if unknown, as while programs compile."""
         if self._first is None or self.total is None or self.step <= self._first[1]:
             return None
         seconds_per_step = (self._clock() - self._first[0]) / (self.step - self._first[1])

@@ -285,6 +285,11 @@ class RunReader:
         """The last optimizer step in the journal."""
         return max((non_negative_int(entry.get("step")) for entry in self.journal), default=0)
 
+    @property
+    def start_step(self) -> int:
+        """The optimizer step after which the newest start of the run began."""
+        return non_negative_int(self._recorded_value("step"))
+
     @functools.cached_property
     def seconds(self) -> float:
         """The running time in seconds, over all resumes, including time lost between a checkpoint and a crash. A start

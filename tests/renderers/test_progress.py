@@ -83,6 +83,20 @@ def test_remaining_time_is_not_negative(progress, play):
     assert progress.seconds_left() == 0
 
 
+def test_estimates_begin_once_all_programs_are_compiled(progress, play):
+    play.start(progress)
+    progress.on_event(Compiling(0.0, 1, 2))
+    play.dispatch(progress, 1, 5, 5, seconds=60)
+    progress.on_event(Compiling(0.0, 2, 2))
+    play.dispatch(progress, 1, 10, 5, seconds=300)
+    assert (progress.speed, progress.seconds_left()) == (None, None)
+    progress.on_event(Compiling(0.0, 0, 2))
+    play.dispatch(progress, 1, 15, 5, seconds=60)  # waited, too
+    play.dispatch(progress, 1, 20, 5, seconds=1)
+    assert progress.speed == pytest.approx(5)
+    assert progress.seconds_left() == pytest.approx((135 - 20) / 5)
+
+
 def test_compiled_programs_are_counted(progress, play):
     play.start(progress)
     progress.on_event(Compiling(0.0, 1, 3))

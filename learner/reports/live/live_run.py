@@ -123,7 +123,9 @@ class LiveRun:
         return more
 
     def _note_pace(self, step: int) -> None:
-        """Record the time at which this step was the newest."""
+        """Record the time at which this step was the newest, from the first step of a start on: it compiles before."""
+        if not self._paces and step <= self.run.start_step:
+            return
         if self._paces and step < self._paces[-1][1]:
             self._paces.clear()  # the run went back
         if not self._paces or self._paces[-1][0] < self._now:

@@ -113,6 +113,19 @@ def test_existing_steps_do_not_count_for_the_rate(runs):
     assert run.rate == pytest.approx(5 / 4)
 
 
+def test_rate_begins_with_the_first_step_after_a_start(runs):
+    """Programs compile before it."""
+    run = live(runs / "a", 1100.0)
+    append(runs / "a", event="start", time=1101.0, epoch=4, step=6, resumed=True)
+    (runs / "a" / "train" / "epoch-4").mkdir()
+    for now, steps in ((1102.0, 0), (1110.0, 0), (1111.0, 4), (1113.0, 10)):
+        (runs / "a" / "train" / "epoch-4" / "Loss.log").write_text("0.5,32\n" * steps)
+        run.refresh(now)
+        while run.read(["train/Loss"], 1000):
+            pass
+        assert run.rate == (3.0 if steps == 10 else None)  # 6 steps in 2 seconds
+
+
 def test_planned_length(runs):
     append(runs / "a", event="start", time=1050.0, steps_per_epoch=2, config={"num_epochs": 10})
     run = live(runs / "a")
