@@ -131,7 +131,7 @@ def test_a_member_that_has_ended_is_evaluated_and_does_not_resume(tmp_path):
     member = population(tmp_path / "run", 4, (0.0, 0.1), configure=stopping)[0]
     alone = builder_in(member.directory, 4).resume().build(line(3, 3), optax.sgd, 0.0, **PLACE)
     assert alone.evaluate(shuffled(), checkpoint="latest")["Loss"] == pytest.approx(losses(member)[-1], rel=1e-5)
-    with raises_code("resume-member-ended", "step 12", "has not improved"):
+    with raises_code("resume-member-ended", "step 12", "has not improved", f"initial_from({str(member.directory)!r})"):
         alone.fit(shuffled(), shuffled())
 
 

@@ -187,6 +187,10 @@ def test_halving_ends_members(learner, write):
     assert (code, err) == (0, "")
     assert ", halving: place 2 of 2 by train/Loss " in out.splitlines()[0]
     assert [len(values) for values in losses("run-sweep").values()] == [1, 2]
+    code, _, err = learner("resume", "run-sweep/000-lr=0.0", "--num_epochs=3")
+    assert code == 2
+    remedy = shlex.split(err[err.index("learner fit ") :])
+    assert learner(*(word.replace("NEW", "longer") for word in remedy[1:]), "--num_epochs=1")[0] == 0
     command = next(line for line in out.splitlines() if line.startswith("by itself: "))
     assert learner(*shlex.split(command)[3:])[0] == 0
     (alone,) = losses("run-sweep-best").values()

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,14 +162,24 @@ def member_problem(progress: Mapping[str, Any], plan: RunPlan) -> str | None:
     if end := progress["halted"] or progress["stopped"]:
         reason = end.get("reason") or "it was not finite"
         text = (
-            f"{plan.options.shown} has ended at step {end['step']} ({reason}) while others of its population continued"
+            f"{plan.options.shown} has ended at step {end['step']} ({reason}) while others of its population "
+            "continued, and does not resume"
         )
-        hint = "; a run in another directory can begin with it, by initial_from" if progress["stopped"] else ""
+        hint = f". A new run can begin with its model: {_beginning_with(plan.options)}" if progress["stopped"] else ""
         return Problem(text + hint, code="resume-member-ended")
     if plan.processes.count > 1:
         text = "a member of a population resumes alone in one process; after that, also in several"
         return Problem(text, code="resume-member-processes")
     return None
+
+
+def _beginning_with(options: Options) -> str:
+    """Return the command, or without a config the call, that begins a run with the model of a member."""
+    place, config = options.shown, options.directory / "config.yaml"
+    if not config.is_file():
+        return f"initial_from({place!r})"
+    words = shlex.quote(os.path.join(place, config.name)), shlex.quote(place)
+    return f"learner fit {words[0]} --directory=NEW --initial_from={words[1]}"
 
 
 def read_checkpoint(
