@@ -57,7 +57,8 @@ class TreeAdapter(ModelAdapter):
 
     Inexact arrays are differentiated, also NumPy scalars outside modules. Other arrays, everything inside an Equinox
     `State`, and variables of nnx modules other than `nnx.Param` are carried, except for their random streams, which
-    each step creates from its key. The remaining leaves (functions, strings, numbers) are fixed.
+    each step creates from its key. The remaining leaves (functions, strings, numbers) are fixed, but for the numbers of
+    a `TrainState` of Flax, such as its `step`, which become arrays.
     """
 
     kind = "pytree"
@@ -67,6 +68,7 @@ class TreeAdapter(ModelAdapter):
         self.kind = "equinox" if self._equinox else "pytree"
         self._has_modules = bool(nnx_modules(model))
         leaves, tree = jax.tree.flatten(model)
+        leaves = _counters_as_arrays(model, leaves)
         self._tree: Any = tree
         self._structure = TreeStructure(model)
         holders = holders_of(model)
@@ -297,6 +299,23 @@ class TreeAdapter(ModelAdapter):
         gradient for each place of a variable, which are added.
         """
         return select_leaves(self._structure.add_to_first(named_leaves(grads)), self.params, self._names, grads)
+
+
+def _counters_as_arrays(model: PyTree, leaves: list[Any]) -> list[Any]:
+    """Return the leaves of a model, with the Python numbers in a `TrainState` of Flax as arrays: `apply_gradients`
+    counts its `step` from 0.
+    """
+
+    def is_state(node: Any) -> bool:
+        return is_instance_of(node, "flax.training.train_state", "TrainState")
+
+    nodes = jax.tree.leaves(model, is_leaf=is_state)
+    is_inside = [is_state(node) for node in nodes for _ in jax.tree.leaves(node)]
+    return [
+        # By NumPy, as JAX's own arrays of Python numbers are weakly typed.
+        jnp.asarray(np.asarray(x)) if inside and type(x) in (int, float) else x
+        for x, inside in zip(leaves, is_inside, strict=True)
+    ]
 
 
 def _has_inference(node: Any) -> bool:

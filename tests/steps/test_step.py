@@ -16,6 +16,7 @@ import optax
 import optax.contrib
 import pytest
 from flax import nnx
+from flax.training import train_state
 
 from learner import (
     LearnerBuilder,
@@ -24,6 +25,7 @@ from learner import (
     RegressionOutput,
     SequenceOutput,
     TrainOutput,
+    load_checkpoint,
     partition_params,
 )
 from learner.metrics import Accuracy, GradientNorm, LearningRate
@@ -900,6 +902,46 @@ def test_an_update_that_replaces_a_number_is_refused(number, tmp_path):
     learner = build(tmp_path, {"w": jnp.zeros(2), "steps": number}, 0.1, None, update=update)
     with raises_code("model-number-replaced", "steps"), jax.numpy_dtype_promotion("standard"):
         trained(learner, [BATCH])
+
+
+class ScaledTrainState(train_state.TrainState):
+    """A state of Flax with Python numbers of its own."""
+
+    decay: float
+    seen: int = 0
+
+
+@pytest.mark.full
+def test_an_update_may_count_the_steps_of_a_train_state_of_flax(tmp_path):
+    """`TrainState.create` starts with the Python number 0."""
+    optimizer, x, y = optax.adam(0.1), jnp.asarray(BATCH["x"]), jnp.asarray(BATCH["y"])
+
+    def make():
+        params = {"w": jnp.full((x.shape[1], y.shape[1]), 0.5)}
+        return ScaledTrainState.create(apply_fn=jnp.matmul, params=params, tx=optimizer, decay=1.0)
+
+    def update(state, batch, lr, rng):
+        loss_of = lambda params: jnp.square(state.apply_fn(batch["x"], params["w"]) - batch["y"]).mean()  # noqa: E731
+        loss, grads = jax.value_and_grad(loss_of)(state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax needs it
+            state = state.apply_gradients(grads=grads)
+        return state.replace(seen=state.seen + len(batch["x"]), decay=0.5 * state.decay), {"loss": loss}
+
+    def builder(epochs):
+        saved = LearnerBuilder(tmp_path / "run").num_epochs(epochs).with_file_checkpointer().resume().renderer(None)
+        return saved.build(make(), None, 0.0, update=update)
+
+    batch = {"x": x, "y": y}
+    builder(1).fit([batch])
+    result = builder(3).fit([batch])
+    expected, step = make(), jax.jit(lambda state: update(state, batch, 0.0, None))
+    for epoch in range(3):
+        expected, output = step(expected)
+        np.testing.assert_allclose(result.history["train/Loss"][epoch], output["loss"], rtol=1e-5)
+    assert jax.tree.structure(result.model) == jax.tree.structure(expected)
+    assert_close(result.model, expected)
+    assert (result.model.step, result.model.seen, result.model.decay) == (3, 3 * len(x), 0.125)
+    assert load_checkpoint(tmp_path / "run", "latest", make()).model.step == 3
 
 
 def test_an_update_may_return_numbers_unchanged_and_flags(tmp_path):
