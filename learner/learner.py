@@ -298,7 +298,8 @@ class Learner(Generic[ModelT]):
           The learning rates, the losses, and the suggested learning rates.
 
         Raises:
-          LearnerError: the input is wrong, or the first loss is not finite.
+          LearnerError: the input is wrong, the optimizer or `update=` ignores the learning rate, or the first loss is
+            not finite.
         """
         from learner.diagnostics import trials
 

@@ -18,7 +18,7 @@ from learner.schedules.resolve import rates
 from learner.steps.finite import NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.train_state import TrainState
-from learner.training.checked_inputs import read_checked
+from learner.training.checked_inputs import ignored_rate, read_checked
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import signature_of
 from learner.training.feed.inputs import Inputs, rewound, run_length, valid_sources
@@ -49,6 +49,7 @@ class CheckTrial:
       steps: see above.
       clock: see above.
       has_schedule: True if the learning rate of the run is a schedule.
+      ignored_rate: see `learner.training.checked_inputs.ignored_rate`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class CheckTrial:
         self.definition = definition.trial(definition.options, definition.optimizer)
         self.definition.take_initial()
         self.inputs: Inputs = read_checked(self.definition, train, valid)
+        self.ignored_rate = ignored_rate(self.definition, self.inputs)  # before the definition changes
         self._simplify()
 
     def _simplify(self) -> None:

@@ -151,6 +151,11 @@ def learning_rate(trial: CheckTrial) -> Finding:
     """Run a range test on the rows of one batch, and compare the run's highest learning rate with the result. The
     number is the suggested rate.
     """
+    if trial.ignored_rate is not None:
+        part, remedy = trial.ignored_rate
+        lr = trial.definition.optimizer.lr
+        text = f"The learning rate is not used, as {part} ignores it"
+        return Finding(WARNING, math.nan, f"{text}: {remedy}.") if lr else skipped(f"{text}.")
     rates, losses = np.geomspace(*RATES, RANGE_STEPS), list[float]()
     state, end, batch = trial.state, None, few_rows(trial)  # other rows in each step would hide a slow decrease
     for rate in rates:

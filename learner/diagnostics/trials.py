@@ -48,7 +48,9 @@ def find_lr(
         options = definition.options.of_a_trial(Path(place) / "run", steps, interrupter, listener)
         metrics = MetricCollection.of(options.train_metrics)
         optimizer = dataclasses.replace(definition.optimizer, lr=1.0, schedule=schedule, plateau=None)
-        _fit(fit, definition.trial(options, optimizer, train_metrics=metrics, watch=options.on_nonfinite))
+        trial = definition.trial(options, optimizer, train_metrics=metrics, watch=options.on_nonfinite)
+        trial.tests_rates = True
+        _fit(fit, trial)
     losses = listener.losses
     if not len(losses):
         raise LearnerError(

@@ -62,24 +62,21 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
     facts = {name: getattr(step, name) for name in ("own_grads", "unfrozen")}
     if facts != {name: getattr(definition.step, name) for name in facts}:
         definition.change(**facts)
-    # In one of `learner`'s, every group may have its own learning rate.
-    optimizer = None if isinstance(step.optimizer, OptimizerFactory) else step.optimizer
-    if optimizer is not None and definition.optimizer.lr and ignores_rate(optimizer, shapes.params):
+    if definition.optimizer.lr and (ignored := ignored_rate(definition, inputs)):
+        part, remedy = ignored
+        if definition.tests_rates:
+            raise LearnerError(
+                f"{part} ignores the learning rate, so there is nothing to test: {remedy}",
+                code="optimizer-ignores-rate",
+            )
         inputs.warnings.append(
-            f"the optimizer ({name_of(optimizer)}) ignores the learning rate given to build, which metrics log and "
-            "schedules change: pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr), or "
-            "lr=0.0 if the optimizer has its own rate"
+            f"{part} ignores the learning rate given to build, which metrics log and schedules change: {remedy}, or "
+            "give lr=0.0 if the optimizer has its own rate"
         )
     if step.optimizer is not None and options.precision.scaling and may_evaluate_loss(step.optimizer, shapes.params):
         inputs.warnings.append(
             f"the optimizer ({name_of(step.optimizer)}) differentiates the loss again in each step, and these "
             "gradients have no loss scale, so float16 rounds those below 6e-8 to zero: use precision('bfloat16')"
-        )
-    given = inputs.programs["train"].jaxpr, shapes, inputs.first_batches["train"]
-    if step.update is not None and definition.optimizer.lr and update_ignores_rate(*given):
-        inputs.warnings.append(
-            "update= ignores the learning rate given to build, which metrics log and schedules change: pass its third "
-            "argument to the optimizer, or give lr=0.0 if it has its own rate"
         )
     differentiates = step.update is None and not step.own_grads
     if differentiates and any(name.startswith("batch_stats.") for name in named_leaves(shapes.params)):
@@ -99,6 +96,22 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
             f"the model annotates {join_names(names, MOST_NAMED)} with axes of the mesh, but the strategy places them "
             "differently: it follows only its own rules, such as Sharded(mesh, [{'kernel': (None, 'model')}])"
         )
+
+
+def ignored_rate(definition: TrainingDefinition, inputs: Inputs) -> tuple[str, str] | None:
+    """Return the part of the traced training that ignores the learning rate, and the remedy; None if the rate is used.
+    The parts of an optimizer of `learner` may have rates of their own, so it counts as using the rate.
+    """
+    step, shapes = definition.step, definition.shapes()
+    if step.update is not None:
+        unused = update_ignores_rate(inputs.programs["train"].jaxpr, shapes, inputs.first_batches["train"])
+        return ("update=", "pass its third argument to the optimizer") if unused else None
+    if step.optimizer is None or isinstance(step.optimizer, OptimizerFactory):
+        return None
+    if not ignores_rate(step.optimizer, shapes.params):
+        return None
+    remedy = "pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr)"
+    return f"the optimizer ({name_of(step.optimizer)})", remedy
 
 
 def _ignored_annotations(definition: TrainingDefinition) -> list[str]:

@@ -59,12 +59,14 @@ class TrainingDefinition(NotPicklable):
       optimizer: see above.
       step: the current definition of the step.
       init_report: a report of the arrays loaded from another run's checkpoint, or None.
+      tests_rates: True for a range test, which is refused if nothing depends on the learning rate.
     """
 
     def __init__(self, options: Options, step: StepDefinition, optimizer: OptimizerDefinition):
         check_process()  # first: the code below may read a checkpoint, which a forked process cannot
         self.options, self.optimizer = options, optimizer
         self.init_report: InitReport | None = None
+        self.tests_rates = False
         self._definition = step
         self._resolved: ResolvedOptimizer | None = None  # until the length of the run is known
         self.step: StepFunctions

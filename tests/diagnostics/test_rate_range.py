@@ -128,6 +128,23 @@ def test_invalid_arguments_are_reported_together(tmp_path):
         learner.find_lr()
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "update", "part"),
+    [
+        (lambda lr: optax.adam(1e-2), None, "the optimizer"),
+        (None, lambda model, batch, lr, rng: ({**model, "b": 0.5 * model["b"]}, line_step(model, batch)), "update="),
+    ],
+)
+@pytest.mark.parametrize("lr", [0.0, 0.1])
+def test_rate_that_nothing_uses_cannot_be_tested(tmp_path, optimizer, update, part, lr):
+    steps = {"train_step": line_step} if update is None else {"update": update}
+    learner = quiet(tmp_path / "run").build(line(), optimizer, lr, **steps)
+    with raises_code("optimizer-ignores-rate", part):
+        learner.find_lr(batches(), steps=5)
+    finding = learner.check(batches(), only="learning-rate")["learning-rate"]
+    assert (finding.verdict, f"not used, as {part}" in finding.text) == ("warning" if lr else "skipped", True)
+
+
 # -- suggested rates ---------------------------------------------------------------------------------------------------
 
 
