@@ -168,8 +168,9 @@ class Tracing:
         if isinstance(error, NameError) and "unbound axis name" in str(error):
             raise LearnerError(
                 f"{self._name} exchanges arrays over an axis that is not mapped ({code_location(error)}): "
-                f"{str(error).partition(chr(10))[0]}. Gradients, metrics and batch statistics of several devices are "
-                "averaged for you: leave pmean and psum out",
+                f"{str(error).partition(chr(10))[0].partition('. ')[0]}. Gradients, metrics and batch statistics of "
+                "several devices are averaged for you: leave pmean and psum out. With strategy(Sharded()) a step has "
+                "all rows of the batch: leave all_gather, axis_index, all_to_all and ppermute out, too",
                 code="step-axis-unbound",
             ) from error
         batch = self._batch()

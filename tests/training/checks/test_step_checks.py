@@ -489,11 +489,18 @@ def test_a_layer_of_equinox_without_a_key_is_an_error():
     assert checked_valid(step, given=given) == []  # eval mode needs no key
 
 
-def test_an_unbound_axis_is_an_error():
+@pytest.mark.parametrize(
+    ("exchange", "advice"),
+    [
+        (lambda x: jax.lax.pmean(x, "data"), "averaged for you: leave pmean and psum out"),
+        (lambda x: jax.lax.all_gather(x, "data")[0], "With strategy(Sharded()) a step has all rows of the batch"),
+    ],
+)
+def test_an_unbound_axis_is_an_error(exchange, advice):
     def train(model, batch):
-        return classify(jax.lax.pmean(model, "data"), batch)
+        return classify({"w": exchange(model["w"])}, batch)
 
-    with raises_code("step-axis-unbound", "train_step", "leave pmean and psum out", "test_step_checks.py"):
+    with raises_code("step-axis-unbound", "train_step", "axis name: data. Gradients", advice, "test_step_checks.py"):
         checked(train)
 
 
