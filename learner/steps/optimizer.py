@@ -216,13 +216,14 @@ def _failure_text(error: Exception) -> str:
             f"has a part that receives arguments it does not accept ({message}): optax.chain and others pass on all "
             "arguments. Wrap them, sam(optax.chain(...), ...), or give your own update function **extra_args"
         )
-    advice = ""
-    if "'dict'" in message and "flax.nnx.statelib.State" in message:
-        advice = (
-            " The parameters of an nnx model are an nnx.State: give optax a function that labels or masks them, lambda "
-            "params: jax.tree_util.tree_map_with_path(lambda path, x: ..., params), or use Groups or freeze"
+    # Of a tree of labels or masks, or of `flax.traverse_util`, which accepts a "(frozen)dict".
+    if "dict" in message and "flax.nnx.statelib.State" in message:
+        message = (
+            f"{message.rstrip('.')}. The parameters of an nnx model are an nnx.State: give optax a function that "
+            "labels or masks them, lambda params: jax.tree_util.tree_map_with_path(lambda path, x: ..., params), or "
+            "use Groups or freeze"
         )
-    return f"cannot update this model: {message}{advice}"
+    return f"cannot update this model: {message}"
 
 
 def may_evaluate_loss(optimizer: OptimizerFn, params: PyTree) -> bool:

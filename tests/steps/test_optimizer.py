@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from flax import nnx
+from flax import nnx, traverse_util
 
 from learner import LearnerBuilder, LearnerError, Optimizer, RegressionOutput, TrainOutput
 from learner.metrics import LearningRate
@@ -560,8 +560,10 @@ def test_labels_of_an_nnx_model_are_a_function_of_its_parameters(tmp_path):
         step = lambda model, batch: RegressionOutput.from_predictions(model(batch["x"]), batch["y"])  # noqa: E731
         return builder.build(model, lambda lr: optax.partition(kinds, labels), 0.1, train_step=step)
 
-    with raises_code("optimizer-fails", "nnx.State"):
-        learner({"kernel": "trained", "bias": "fixed"})
+    of_flax = lambda params: traverse_util.path_aware_map(lambda path, _: "trained", params)  # noqa: E731
+    for refused in ({"kernel": "trained", "bias": "fixed"}, of_flax):
+        with raises_code("optimizer-fails", ". The parameters of an nnx model are an nnx.State"):
+            learner(refused)
     model = learner(labels).fit([{"x": np.ones((1, 2), np.float32), "y": np.ones((1, 1), np.float32)}]).model
     np.testing.assert_allclose(model.kernel[...], [[1.0], [1.0]])  # the gradient is -2
     np.testing.assert_array_equal(model.bias[...], [0.0])
