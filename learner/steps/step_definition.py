@@ -275,7 +275,7 @@ class StepDefinition:
             if items is not None and new_model is None:
                 items.append((self.adapter.items(given), self.adapter.items(model)))
             if new_model is not None:
-                self._check_pair(returned, new_model, model)
+                self._check_pair(returned, new_model, model, computed[0])
             if axis is not None and synced is not None:
                 synced.append(self.adapter.is_synced(model))
             # Not of modules, whose layers may replace a parameter in each call (`nnx.SpectralNorm`).
@@ -283,14 +283,20 @@ class StepDefinition:
                 written.append((computed[0], self.adapter.read_all(new_model)[0]))
             return returned, self.model_state_after(given, new_model, model_state, computed[1])
 
-    def _check_pair(self, returned: Any, new_model: Any, model: Any) -> None:
+    def _check_pair(self, returned: Any, new_model: Any, model: Any, params: PyTree) -> None:
         """Raise `LearnerError` if the pair that a train step returned is not an output and a model."""
         assert self.train is not None
         if not (hasattr(returned, "loss") or isinstance(returned, TrainOutput)):
+            are_grads = new_model is not model and same_tree(self.adapter.grads(new_model), params)
+            advice = (
+                "Gradients that a step computes are returned as TrainOutput(grads, output)"
+                if are_grads
+                else "What jax.grad takes as aux (has_aux=True) are fields of the output"
+            )
             raise LearnerError(
                 f"{self.train.name} returned a pair whose first element, {_kind_of(returned)}, has no field "
                 "'loss'; a step returns an output, such as ClassificationOutput.from_logits(logits, labels), or "
-                "(output, model). What jax.grad takes as aux (has_aux=True) are fields of the output",
+                f"(output, model). {advice}",
                 code="step-output-without-loss",
             )
         dicts = isinstance(new_model, Mapping) and isinstance(model, Mapping)

@@ -398,6 +398,16 @@ def test_a_pair_with_a_loss_instead_of_an_output_is_refused(returned, named):
         checked(returned)
 
 
+@pytest.mark.parametrize("make", [model, lambda: nnx.Linear(3, 2, rngs=nnx.Rngs(0))])
+def test_a_pair_of_a_loss_and_gradients_is_refused(make):
+    def train(model, batch):
+        grad = nnx.value_and_grad if isinstance(model, nnx.Module) else jax.value_and_grad
+        return grad(lambda m: m(batch["x"]).sum() if callable(m) else loss_of(m))(model)
+
+    with raises_code("step-output-without-loss", "first element, float32[],", "TrainOutput(grads, output)"):
+        checked(train, given=make())
+
+
 def test_a_pair_of_outputs_is_refused():
     def both(model, batch):
         output = classify(model, batch)
