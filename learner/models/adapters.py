@@ -55,6 +55,12 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
             "with variables = module.init(key, example_input)",
             code="model-linen-without-variables",
         )
+    elif is_instance_of(model, "torch.nn", "Module"):
+        raise LearnerError(
+            f"the model is a module of PyTorch ({type(model).__name__}), which JAX cannot differentiate: write it with "
+            'flax or Equinox. load_model("model.safetensors", model, layout="torch") reads the weights of a state_dict',
+            code="model-of-pytorch",
+        )
     trainable = as_predicate(trainable)
     check_trainable(trainable, takes_filters=bool(nnx_modules(model)))
     for place, module in nnx_modules(model).items():

@@ -362,6 +362,8 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
         "pass the function (optax.adamw), partial(optax.adamw, weight_decay=1e-4), or lambda lr: "
         "optax.chain(..., optax.adamw(lr))"
     )
+    if problem := _of_pytorch(optimizer):
+        return problem
     if is_built(optimizer):
         return (
             "the optimizer is already built: its rate is fixed inside. An optimizer here is a function of the "
@@ -397,6 +399,17 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
             f"transformation; {right}"
         )
     return None
+
+
+def _of_pytorch(optimizer: Any) -> str | None:
+    """Return the problem of an optimizer of PyTorch, its class or a partial of that; None for all others."""
+    inner = getattr(optimizer, "func", optimizer)
+    kind = inner if isinstance(inner, type) else type(inner)
+    if not any(base.__module__.startswith("torch.optim") for base in kind.__mro__):
+        return None
+    name = kind.__name__
+    same = name.lower() if callable(getattr(optax, name.lower(), None)) else "adamw"
+    return f"the optimizer is PyTorch's {name}, which cannot update arrays of JAX: pass optax.{same}"
 
 
 def is_built(optimizer: Any) -> bool:

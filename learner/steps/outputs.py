@@ -412,6 +412,8 @@ def _without_ignored(mask: Array | None, labels: Array, ignore_label: int | None
 def _labels_hint(logits: Array, labels: Array) -> str:
     if logits.ndim == 3 and labels.shape == logits.shape[:2]:
         return "; for a label at each place of a sequence use SequenceOutput.from_logits"
+    if labels.shape == (*logits.shape[:-1], 1) != logits.shape:
+        return "; pass labels[:, 0]" if labels.ndim == 2 else "; pass targets[..., 0]"
     if labels.shape != logits.shape:
         return ""
     is_soft = jnp.issubdtype(labels.dtype, jnp.floating)

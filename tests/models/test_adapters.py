@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import sys
+import types
 from typing import Any
 
 import equinox as eqx
@@ -698,6 +699,14 @@ def test_one_array_in_two_places_of_a_pytree_is_an_error():
 def test_two_leaves_of_one_name_are_an_error():
     with raises_code("model-leaf-name-twice", "a.b"):
         adapter_of({"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2, jnp.int32)}})
+
+
+def test_a_module_of_pytorch_is_an_error(monkeypatch):
+    torch = types.ModuleType("torch.nn")
+    torch.Module = type("Module", (), {})
+    monkeypatch.setitem(sys.modules, "torch.nn", torch)
+    with raises_code("model-of-pytorch", "(Net)", 'layout="torch"'):
+        adapter_of(type("Net", (torch.Module,), {})())
 
 
 @pytest.mark.parametrize("module", [nn.Dense(2), LinenNet()], ids=["Dense", "LinenNet"])

@@ -523,9 +523,30 @@ def needs_a_kernel(lr):
     return optax.stateless(lambda updates, params: {"kernel": updates["kernel"]})
 
 
+class AdamW:
+    """The name and the module of `torch.optim.AdamW`."""
+
+    __module__ = "torch.optim.adamw"
+
+    def __init__(self, params, lr=1e-3, weight_decay=1e-2):
+        raise TypeError("iteration over a 0-d array")
+
+
+class ASGD:
+    """An optimizer of PyTorch that optax lacks."""
+
+    __module__ = "torch.optim.asgd"
+
+    def step(self):
+        """Make one step."""
+
+
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
+        (AdamW, "the optimizer is PyTorch's AdamW, which cannot update arrays of JAX: pass optax.adamw"),
+        (functools.partial(AdamW, weight_decay=0.1), "the optimizer is PyTorch's AdamW"),
+        (ASGD(), "the optimizer is PyTorch's ASGD, which cannot update arrays of JAX: pass optax.adamw"),
         ("adamw", "the optimizer is 'adamw'"),
         (two_arguments, "(two_arguments) cannot be called with a learning rate"),
         (lambda lr: optax.adamw, "returned function for a rate"),

@@ -477,7 +477,11 @@ WRONG = {
         r"needs \[batch, classes\].*\.argmax\(-1\)$",
     ),
     "soft labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, 3)), r"\.argmax\(-1\), for soft labels.*Output"),
-    "labels in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, 1, dtype=INT)), r"\(4, 1\)"),
+    "labels in a column": (
+        ClassificationOutput.from_logits,
+        (of(4, 3), of(4, 1, dtype=INT)),
+        r"\(4, 1\).*labels\[:, 0\]$",
+    ),
     "sequences as classes": (
         ClassificationOutput.from_logits,
         (of(4, 5, 3), of(4, 5, dtype=INT)),
@@ -496,6 +500,11 @@ WRONG = {
     "classes as sequences": (SequenceOutput.from_logits, (of(4, 3), of(4, dtype=INT)), r"\[batch, length, classes\]"),
     "one-hot tokens": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5, 3, dtype=INT)), r"\.argmax\(-1\)"),
     "one-hot pixels": (SegmentationOutput.from_logits, (of(2, 4, 5, 3), of(2, 4, 5, 3)), r"\.argmax\(-1\)"),
+    "pixels in a channel": (
+        SegmentationOutput.from_logits,
+        (of(2, 4, 5, 3), of(2, 4, 5, 1, dtype=INT)),
+        r"targets\[\.\.\., 0\]$",
+    ),
     "shifted targets": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 4, dtype=INT)), r"\(4, 4\)"),
     "float tokens": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5)), "dtype float32; it needs integer"),
     "mask per place": (
