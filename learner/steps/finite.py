@@ -138,6 +138,19 @@ def advice(kind: str, bad_rows: str | None, integers: str = "") -> str:
     )
 
 
+def valid_advice(bad_rows: str | None = None, integers: str = "") -> str:
+    """Return advice for a validation loss that is not finite. The arguments are those of `advice`, of that split.
+
+    >>> print(valid_advice("", "label is from 0 to 11"))
+    look for labels outside of the classes (label is from 0 to 11), masks that keep nothing, or outputs that overflow
+    """
+    data = "NaN or infinite values in that data (`learner data`, DatasetReport), " if bad_rows is None else ""
+    rows = f"that data has NaN or infinite values in {bad_rows}. If the loss does not depend on them, "
+    ranges = f" ({integers})" if integers else ""
+    causes = f"{data}labels outside of the classes{ranges}, masks that keep nothing, or outputs that overflow"
+    return f"{rows if bad_rows else ''}look for {causes}"
+
+
 def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:
     """Return the mark after a step, with an entry if its gradients overflowed. `scale`: the loss scale from here on.
 

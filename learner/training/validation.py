@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.finite import valid_advice
 from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Feeder
 from learner.training.member_decisions import MemberDecisions
@@ -252,5 +253,9 @@ def validate_split(
     if not ended:
         reporter.put(ValidationAborted(split))
         return False
-    reporter.put(SplitFinished(split, epoch, step, at_step, runner.values("valid", accumulator)))
+
+    def advice() -> str:  # only called for the first loss that is not finite, as it reads all of the data
+        return valid_advice(feeder.bad_rows(), feeder.integers())
+
+    reporter.put(SplitFinished(split, epoch, step, at_step, runner.values("valid", accumulator), advice))
     return True

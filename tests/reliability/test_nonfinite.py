@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from learner import ClassificationOutput, LearnerError, NonFiniteError, RegressionOutput
+from learner import ClassificationOutput, LearnerError, LearnerWarning, NonFiniteError, RegressionOutput
 from learner.data.source import source_of
 from learner.events import RunFailed
 from learner.loggers import MemoryLogger
@@ -131,6 +131,33 @@ def test_advice_for_labels_has_their_range_and_ignore_label(tmp_path):
     learner = learner.build({"w": jnp.zeros((2, 3))}, optax.sgd, 0.1, train_step=classified)
     with raises_code("step-nonfinite", "their ignore_label", "(label is from -100 to 2)", quantity="labels"):
         learner.fit({"x": x, "label": label})
+
+
+def test_the_warning_of_a_validation_names_bad_rows_and_the_range_of_labels(tmp_path):
+    def classified(model, batch):
+        return ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["label"])
+
+    x, label = np.ones((8, 2), np.float32), np.array([0, 1, 2, 1, 2, 0, 1, 2], np.int32)
+    bad, wrong = x.copy(), label.copy()
+    bad[5, 1], wrong[6] = np.nan, 3
+    builder = quiet(tmp_path / "run").with_batch_size(2).num_epochs(2)
+    learner = builder.build({"w": jnp.zeros((2, 3))}, optax.sgd, 0.1, train_step=classified, valid_step=classified)
+    splits = {
+        "bad": {"x": bad, "label": label},
+        "wrong": {"x": x, "label": wrong},
+        "stream": lambda: iter([{"x": x, "label": label}, {"x": x, "label": wrong}]),
+    }
+    with pytest.warns(LearnerWarning) as warned:
+        learner.fit({"x": x, "label": label}, splits)
+    rest = "masks that keep nothing, or outputs that overflow"
+    before = "the loss of valid-{} is nan in epoch 1, and training continues: "
+    assert [str(warning.message) for warning in warned] == [
+        f"{before.format('bad')}that data has NaN or infinite values in x (row 5). If the loss does not depend on "
+        f"them, look for labels outside of the classes (label is from 0 to 2), {rest}",
+        f"{before.format('wrong')}look for labels outside of the classes (label is from 0 to 3), {rest}",
+        f"{before.format('stream')}look for NaN or infinite values in that data (`learner data`, DatasetReport), "
+        f"labels outside of the classes, {rest}",
+    ]
 
 
 @pytest.mark.full

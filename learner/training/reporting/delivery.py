@@ -215,7 +215,7 @@ class Delivery(ThreadOwned):
         split, epoch, step, at_step = finished.split, finished.epoch, finished.step, finished.at_step
         values, pictures = self._compute(finished)
         by_key = {f"{split}/{name}": value for name, value in values.items()}
-        self.nonfinite.report_split(split, epoch, values.get("Loss"))
+        self.nonfinite.report_split(split, epoch, values.get("Loss"), finished.advice)
         now = self._now()
         seconds = now - self._split_began.pop(split, now)
         self._files.close_split(split, epoch, values, at_step)

@@ -7,6 +7,7 @@ from typing import Any
 
 from learner.events import Event
 from learner.steps.buffers import StepOutputs
+from learner.steps.finite import valid_advice
 from learner.training.reporting.timing import DispatchTime
 
 PyTree = Any
@@ -50,13 +51,16 @@ class StepsDispatched:
 
 @dataclasses.dataclass(frozen=True)
 class SplitFinished:
-    """The last steps of a split were dispatched; `values` by metric are still on the device."""
+    """The last steps of a split were dispatched; `values` by metric are still on the device. `advice` returns advice
+    for a loss that is not finite.
+    """
 
     split: str
     epoch: int
     step: int
     at_step: int | None
     values: Mapping[str, PyTree]
+    advice: Callable[[], str] = valid_advice
 
 
 @dataclasses.dataclass(frozen=True)

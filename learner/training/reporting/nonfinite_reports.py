@@ -58,8 +58,10 @@ class NonFiniteReports(ThreadOwned):
         self._with_skips.discard(split)
         return skipped
 
-    def report_split(self, split: str, epoch: int, loss: float | str | None) -> None:
-        """Warn about the first non-finite loss of a split that no step explains. The run continues."""
+    def report_split(self, split: str, epoch: int, loss: float | str | None, advice: Callable[[], str]) -> None:
+        """Warn about the first non-finite loss of a split that no step explains, with advice if it is a validation. The
+        run continues.
+        """
         ignored = ("ignore", "skip") if split == "train" else ("ignore",)
         ignores = self._policy is None or self._policy.policy in ignored
         if ignores or not isinstance(loss, float) or math.isfinite(loss) or split in self._with_nonfinite_loss:
@@ -71,11 +73,7 @@ class NonFiniteReports(ThreadOwned):
                 "weight, or weights were negative, and such batches train nothing. Look for masks that keep no rows"
             )
             return
-        self._warn(
-            f"the loss of {split} is {loss} in epoch {epoch}, and training continues: look for NaN or infinite values "
-            "in that data (`learner data`, DatasetReport), labels outside of the classes, masks that keep nothing, or "
-            "outputs that overflow"
-        )
+        self._warn(f"the loss of {split} is {loss} in epoch {epoch}, and training continues: {advice()}")
 
     def _report_step(self, step: int, kind: str) -> None:
         """Report a step whose loss or gradients are not finite. The first is shown; the log has all."""
