@@ -38,8 +38,8 @@ def check_split(split: Any) -> str:
     """
     if not isinstance(split, str) or not SPLIT.fullmatch(split):
         raise LearnerError(
-            f"the split of an evaluation is {split!r}; it needs a name of letters, digits, _ and -, such as 'test', "
-            "which does not begin with train, valid or custom",
+            f"the split of an evaluation is {split!r}; it needs a name of letters, digits, _ and -, such as 'test'. "
+            "train, valid, custom, and names that begin with one of them and a hyphen belong to training",
             code="run-evaluation-split",
             split=split,
         )

@@ -24,6 +24,7 @@ from learner.metrics import AUROC, Accuracy, By, CollectingMetric, ConfusionMatr
 from learner.optimizers import Ema
 from learner.reports import html_report
 from learner.runs import RunReader, compare
+from learner.runs.evaluations import check_split
 from learner.strategies import Sharded
 from learner.training import passes
 from learner.training.evaluation import Evaluator
@@ -416,6 +417,8 @@ def test_reserved_and_invalid_split_names_are_refused(trained):
     for split in ("valid", "train", "custom", "valid-ood", "a/b", "", "../x", 3):
         with raises_code("run-evaluation-split"):
             trained[0].evaluate(batches(), split=split)
+    for split in ("valid2", "train_2", "customers"):  # without a hyphen, they are no splits of a run
+        assert check_split(split) == split
 
 
 def test_evaluating_a_split_without_a_run_is_an_error(tmp_path):
