@@ -45,7 +45,7 @@ def test_rows_of_several_files(write, tmp_path):
 
 def test_missing_keys(write):
     path = write({"a": 1, "b": 2}, {"a": 3}, {"a": 4, "b": None})
-    with raises_code("data-columns-unreadable", "2", "'b'", "3"):
+    with raises_code("data-columns-unreadable", "line 2", "'b'", "1 more row"):
         json_lines(path)
     assert json_lines(path, missing=-1).arrays["b"].tolist() == [2, -1, -1]
 
