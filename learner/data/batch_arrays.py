@@ -54,7 +54,7 @@ def batch_arrays(batch: PyTree, split: str, batchable: str = "") -> PyTree:
     for name, array in arrays.items():
         _refuse_dataclass(name, array, split)
         if array.dtype.kind in "OUSMm" or array.dtype.names:
-            _refuse_texts(batch, split)
+            _refuse_texts(batch, split, batchable)
             raise LearnerError(
                 f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers: "
                 f"leave it out, or encode it, as in learner.data.view(rows).map(fn){_codes(array)}"
@@ -104,13 +104,16 @@ def _refuse_dataclass(name: str, array: np.ndarray, split: str) -> None:
         )
 
 
-def _refuse_texts(batch: PyTree, split: str) -> None:
+def _refuse_texts(batch: PyTree, split: str, batchable: str) -> None:
     """Raise `LearnerError` for a field that is a list of texts, as PyTorch's loaders make of the texts of items."""
-    for path, value in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_texts):
+    fields = jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_texts)
+    others = [value for _, value in fields if not _is_texts(value)]
+    for path, value in fields:
         if path and _is_texts(value):
+            hint = _yields(others, batchable) if others else ""
             raise LearnerError(
                 f"{field_text(path_name(path))} of a {split} batch is a list of texts, and batches hold numbers: leave "
-                "the field out, or encode it, in the dataset or in collate_fn",
+                f"the field out, or encode it, in the dataset or in collate_fn{hint}",
                 code="batch-dtype",
                 split=split,
             )

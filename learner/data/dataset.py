@@ -6,10 +6,11 @@ reads, row numbers and functions, and copies no items.
 
 import abc
 import bisect
+import collections
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -347,7 +348,7 @@ def _copied(item: Any) -> Any:
         view = item.view()
         view.flags.writeable = False
         return view
-    if isinstance(item, MutableMapping):
+    if isinstance(item, dict | collections.UserDict):  # not other mappings, which may write to files
         copied = copy.copy(item)
         copied.update((key, _copied(value)) for key, value in item.items())
         return copied

@@ -203,6 +203,11 @@ class DataLoader:
         return None if self._gather is None else self._gather.data.arrays
 
     @property
+    def num_workers(self) -> int:
+        """Return the number of worker processes."""
+        return getattr(self._reader, "num_workers", 0)
+
+    @property
     def nbytes(self) -> int | None:
         """Return the size of `arrays`, or of an epoch of them if that is larger; None unless it is `in_memory`."""
         return None if self._gather is None else self._gather.nbytes

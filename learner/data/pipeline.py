@@ -37,7 +37,7 @@ class Pipeline:
         self._batches = _Batches(dataset, batcher, plan, sent=num_workers > 0)
         self._plan = plan
         self._random = plan.seed is not None or is_epoch_dependent(dataset)
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._prefetch = prefetch
         # Idle workers after an epoch: the batch that they return next, and its share.
         self._waiting: tuple[int, ProcessShard | None, _Workers] | None = None
@@ -45,7 +45,7 @@ class Pipeline:
     def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
         """See `Reader`."""
         first, end = (epoch - 1) * self._plan.num_batches + start, epoch * self._plan.num_batches
-        if self._num_workers:
+        if self.num_workers:
             return self._from_workers(first, end, share)
         return self._from_thread(first, end, share)
 
@@ -82,7 +82,7 @@ class Pipeline:
         check_main_script()
         allow_grain_workers()
         no_threads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        workers = grain.MultiprocessingOptions(self._num_workers, per_worker_buffer_size=max(1, self._prefetch))
+        workers = grain.MultiprocessingOptions(self.num_workers, per_worker_buffer_size=max(1, self._prefetch))
         endless = grain.MapDataset.range(first, sys.maxsize).map(self._batch_maker(share))
         return _Workers(endless.to_iter_dataset(no_threads).mp_prefetch(workers))
 

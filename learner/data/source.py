@@ -12,6 +12,7 @@ is read again up to the position, and an iterator that cannot be read again rais
 import inspect
 import itertools
 import operator
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +37,9 @@ from learner.errors import LearnerError
 # Data up to this size is kept on the device; shuffled data twice, the second time in the order of the epoch.
 RESIDENT_BYTES = 256 * 2**20
 ENDLESS = 2**40  # batches
+BATCHING = ("datasets", "grain", "tensorflow", "webdataset")  # packages whose `batch(n)` makes batches of items
 READ_TWICE = 3  # items that are compared: a random flip changes every second one
+SLOW = 0.2  # seconds, after which no further items are compared
 
 
 class LoaderSource(Source):
@@ -129,9 +132,11 @@ class LoaderSource(Source):
 
     def peek(self, epoch: int) -> PyTree:
         """See `Source`."""
-        if self.will_keep and not self._keeps:
-            # Before a thread reads: a dataset may not be safe for two.
-            self._random = [type(data).__name__ for data in roots_of(self._loader.dataset) if _is_random(data)]
+        if self.will_keep and not self._keeps and not self._loader.num_workers:
+            # Before a thread reads, as a dataset may not be safe for two. One that is sent to worker processes is not
+            # read here, as it may open its files when it is first read.
+            roots = roots_of(self._loader.dataset)
+            self._random = [getattr(data, "name", type(data).__name__) for data in roots if _is_random(data)]
         first = super().peek(epoch)
         if self.share is not None and not self.differs:
             self.first_digest = self._loader.digest()  # each process may read a part of the batch
@@ -183,10 +188,16 @@ def _is_random(data: Any) -> bool:
         return False
     if type(data).__module__.startswith("learner.") and not isinstance(data, ForeignDataset):
         return False
+    began = time.perf_counter()
     try:
-        return any(digest_of(data[i]) != digest_of(data[i]) for i in range(min(READ_TWICE, len(data))))
+        for index in range(min(READ_TWICE, len(data))):
+            if digest_of(data[index]) != digest_of(data[index]):
+                return True
+            if time.perf_counter() - began > SLOW:
+                break
     except Exception:  # from user code; the loader reports it
         return False
+    return False
 
 
 def _has_state(data: Any) -> bool:
@@ -241,7 +252,7 @@ def source_of(
         own = own or (share is not None and shards_itself(data, share, split))
         source = IterableSource(split, _length(data), share, own, data)
     source.endless = _is_endless(data)
-    if callable(getattr(data, "batch", None)) and not isinstance(data, StreamMixture):
+    if callable(getattr(data, "batch", None)) and type(data).__module__.partition(".")[0] in BATCHING:
         source.batchable = type(data).__name__
     return source
 

@@ -57,8 +57,8 @@ class TreeAdapter(ModelAdapter):
 
     Inexact arrays are differentiated, also NumPy scalars outside modules. Other arrays, everything inside an Equinox
     `State`, and variables of nnx modules other than `nnx.Param` are carried, except for their random streams, which
-    each step creates from its key. The remaining leaves (functions, strings, numbers) are fixed, but for the numbers of
-    a `TrainState` of Flax, such as its `step`, which become arrays.
+    each step creates from its key. The remaining leaves (functions, strings, numbers) are fixed, but for the `step` of
+    a `TrainState` of Flax, which becomes an array.
     """
 
     kind = "pytree"
@@ -302,19 +302,19 @@ class TreeAdapter(ModelAdapter):
 
 
 def _counters_as_arrays(model: PyTree, leaves: list[Any]) -> list[Any]:
-    """Return the leaves of a model, with the Python numbers in a `TrainState` of Flax as arrays: `apply_gradients`
-    counts its `step` from 0.
+    """Return the leaves of a model, with the `step` of a `TrainState` of Flax, which `apply_gradients` counts from the
+    Python number 0, as an array.
     """
 
     def is_state(node: Any) -> bool:
         return is_instance_of(node, "flax.training.train_state", "TrainState")
 
     nodes = jax.tree.leaves(model, is_leaf=is_state)
-    is_inside = [is_state(node) for node in nodes for _ in jax.tree.leaves(node)]
+    paths = [(is_state(node), path) for node in nodes for path, _ in jax.tree_util.tree_leaves_with_path(node)]
     return [
         # By NumPy, as JAX's own arrays of Python numbers are weakly typed.
-        jnp.asarray(np.asarray(x)) if inside and type(x) in (int, float) else x
-        for x, inside in zip(leaves, is_inside, strict=True)
+        jnp.asarray(np.asarray(x)) if inside and jax.tree_util.keystr(path) == ".step" and type(x) is int else x
+        for x, (inside, path) in zip(leaves, paths, strict=True)
     ]
 
 

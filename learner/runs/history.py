@@ -61,20 +61,25 @@ class History(Mapping[str, list[Any]]):
 
     def __init__(self) -> None:
         self._points: dict[str, list[Row]] = {}  # plain, because there may be millions of them
+        self._lengths: dict[str, int] = {}  # the characters of the texts of a key, once they are counted
 
     def record(self, split: str, epoch: int, step: int, values: Mapping[str, float | str]) -> None:
         """Add the metric values (by name) of a split. The oldest texts of a metric make room for its newest one."""
         for name, value in values.items():
-            points = self._points.setdefault(f"{split}/{name}", [])
-            points.append((epoch, step, value))
+            key = f"{split}/{name}"
+            points = self._points.setdefault(key, [])
             if isinstance(value, str):
-                room = MOST_TEXT - sum(_length(row) for row in points)
-                while room < 0 and len(points) > 1:
-                    room += _length(points.pop(0))
+                length = self._lengths.get(key) or sum(map(_length, points))
+                length += len(value)
+                while length > MOST_TEXT and points:
+                    length -= _length(points.pop(0))
+                self._lengths[key] = length
+            points.append((epoch, step, value))
 
     def record_entry(self, entry: Mapping[str, Any]) -> None:
         """Add the values of a journal line, by key."""
         epoch, step, points = entry["epoch"], entry["step"], self._points
+        self._lengths.clear()
         for key, value in entry["values"].items():
             if key not in points:
                 points[key] = []
@@ -100,6 +105,7 @@ class History(Mapping[str, list[Any]]):
         """Remove all values of these keys."""
         for key in keys:
             self._points.pop(key, None)
+            self._lengths.pop(key, None)
 
     def copy(self) -> "History":
         """Return an independent history with the same values."""

@@ -102,5 +102,11 @@ def test_functions_of_views_may_change_mappings():
     assert [doubled[0]["x"], doubled[0]["x"], items[0]["x"]] == [2, 2, 1]
 
 
+def test_functions_of_views_get_groups_of_files_as_they_are():
+    """A group of h5py is a mapping, whose copy would be a group of the file."""
+    group = types.MappingProxyType({"x": 1})
+    assert view([group]).map(lambda item: item is group)[0]
+
+
 def test_report_names_the_fields_of_mappings():
     assert list(DatasetReport(Squares(collections.UserDict)).fields) == ["x/square", "y"]

@@ -905,10 +905,11 @@ def test_an_update_that_replaces_a_number_is_refused(number, tmp_path):
 
 
 class ScaledTrainState(train_state.TrainState):
-    """A state of Flax with Python numbers of its own."""
+    """A state of Flax with arrays and a Python number of its own."""
 
-    decay: float
-    seen: int = 0
+    decay: jax.Array
+    seen: jax.Array
+    rate: float = 0.5
 
 
 @pytest.mark.full
@@ -917,15 +918,15 @@ def test_an_update_may_count_the_steps_of_a_train_state_of_flax(tmp_path):
     optimizer, x, y = optax.adam(0.1), jnp.asarray(BATCH["x"]), jnp.asarray(BATCH["y"])
 
     def make():
-        params = {"w": jnp.full((x.shape[1], y.shape[1]), 0.5)}
-        return ScaledTrainState.create(apply_fn=jnp.matmul, params=params, tx=optimizer, decay=1.0)
+        params, own = {"w": jnp.full((x.shape[1], y.shape[1]), 0.5)}, {"decay": jnp.float32(1), "seen": jnp.int32(0)}
+        return ScaledTrainState.create(apply_fn=jnp.matmul, params=params, tx=optimizer, **own)
 
     def update(state, batch, lr, rng):
         loss_of = lambda params: jnp.square(state.apply_fn(batch["x"], params["w"]) - batch["y"]).mean()  # noqa: E731
         loss, grads = jax.value_and_grad(loss_of)(state.params)
         with jax.numpy_dtype_promotion("standard"):  # optax needs it
             state = state.apply_gradients(grads=grads)
-        return state.replace(seen=state.seen + len(batch["x"]), decay=0.5 * state.decay), {"loss": loss}
+        return state.replace(seen=state.seen + len(batch["x"]), decay=state.rate * state.decay), {"loss": loss}
 
     def builder(epochs):
         saved = LearnerBuilder(tmp_path / "run").num_epochs(epochs).with_file_checkpointer().resume().renderer(None)
@@ -941,6 +942,7 @@ def test_an_update_may_count_the_steps_of_a_train_state_of_flax(tmp_path):
     assert jax.tree.structure(result.model) == jax.tree.structure(expected)
     assert_close(result.model, expected)
     assert (result.model.step, result.model.seen, result.model.decay) == (3, 3 * len(x), 0.125)
+    assert type(result.model.rate) is float
     assert load_checkpoint(tmp_path / "run", "latest", make()).model.step == 3
 
 

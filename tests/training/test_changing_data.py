@@ -1,5 +1,6 @@
 """Tests of hooks that change the data at the end of an epoch, also across interruptions."""
 
+import os
 import warnings
 
 import numpy as np
@@ -253,6 +254,25 @@ def test_items_that_differ_at_each_reading_are_warned_about(tmp_path, saves):
         warnings.simplefilter("always")
         build(builder).fit(Noisy())
     assert ["Noisy" in str(each.message) for each in caught if "augment" in str(each.message)] == [True] * saves
+
+
+class OpensItsFile(Items):
+    """A dataset that can be sent to worker processes until an item is read."""
+
+    file = None
+
+    def __getitem__(self, index):
+        self.file = self.file or open(os.devnull, "rb")  # noqa: SIM115
+        return super().__getitem__(index)
+
+
+@pytest.mark.full
+def test_a_dataset_is_not_read_before_it_is_sent_to_workers(tmp_path):
+    data = OpensItsFile()
+    loader = DataLoaderBuilder().batch_size(4).num_workers(1).build(data)
+    build(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(loader)
+    loader.close()
+    assert data.file is None
 
 
 @pytest.mark.full

@@ -155,6 +155,9 @@ class Streamed:
         """Return the items in batches, as data."""
 
 
+Streamed.__module__ = "datasets.streamed"
+
+
 @pytest.mark.parametrize("make", [grain.MapDataset.source, Streamed], ids=["Grain", "Hugging Face"])
 @pytest.mark.parametrize("item", [{"x": X[0], "t": 1.0}, {"x": X[0], "t": "a"}, {"x": X[0], "t": np.zeros(2)}])
 def test_items_of_data_that_makes_batches_itself(tmp_path, make, item):

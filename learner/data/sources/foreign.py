@@ -73,7 +73,7 @@ class ForeignDataset(Dataset):
                 code="data-foreign-not-indexable",
             )
         self._data = _in_numpy(dataset)
-        self._name = type(dataset).__name__
+        self.name = type(dataset).__name__
         self._fields = fields
         kinds = getattr(dataset, "features", None)
         named = kinds.items() if isinstance(kinds, Mapping) else ()
@@ -94,7 +94,7 @@ class ForeignDataset(Dataset):
             for field in self._fields:
                 if field not in item:
                     raise LearnerError(
-                        f"items of {self._name} have no {field!r}: {near(field, list(map(str, item)))}",
+                        f"items of {self.name} have no {field!r}: {near(field, list(map(str, item)))}",
                         code="data-field-missing",
                         field=field,
                     )
@@ -102,13 +102,13 @@ class ForeignDataset(Dataset):
         if not isinstance(item, tuple | list) or len(item) != len(self._fields):
             parts = f"{len(item)} parts" if isinstance(item, tuple | list) else f"one part, a {type(item).__name__}"
             raise LearnerError(
-                f"items of {self._name} have {parts}; {len(self._fields)} are named: {self._fields}",
+                f"items of {self.name} have {parts}; {len(self._fields)} are named: {self._fields}",
                 code="data-foreign-parts-differ",
             )
         return dict(zip(self._fields, item, strict=True))
 
     def __repr__(self) -> str:
-        return f"ForeignDataset({len(self)} items of {self._name})"
+        return f"ForeignDataset({len(self)} items of {self.name})"
 
 
 def _in_arrays(item: Any) -> Any:
