@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from learner.config.limits import DEEPEST
@@ -36,7 +36,7 @@ def merge(base: Any, other: Any) -> Any:
     return merged | {key: merge(merged.get(key), value) for key, value in other.items()}
 
 
-def resolve(content: dict[str, Any], keep: Collection[str] = (), overridden: Iterable[str] = ()) -> dict[str, Any]:
+def resolve(content: dict[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
     """Return a config with its references resolved.
 
     `${model.hidden}` is the value of another key: with its type if it stands alone, otherwise as text. `${env:NAME}` is
@@ -45,43 +45,61 @@ def resolve(content: dict[str, Any], keep: Collection[str] = (), overridden: Ite
 
     Args:
       content: the content of the config.
-      keep: keys whose values are not resolved.
-      overridden: the keys set on the command line. A value of `vars` among them must have an effect.
+      keep: keys in whose values references to the environment are not resolved.
 
     Raises:
-      LearnerError: a reference names nothing, or itself, or nothing refers to an overridden value of `vars`; one error
-        lists all problems.
+      LearnerError: a reference names nothing, or itself; one error lists the problems of all references.
 
     >>> model = {"class_path": "Net", "init_args": {"width": "${vars.n}"}}
     >>> resolve({"vars": {"n": 8}, "model": model, "directory": "runs/${model.width}"})
     {'model': {'class_path': 'Net', 'init_args': {'width': 8}}, 'directory': 'runs/8'}
     """
     resolver = _Resolver(content)
-    resolved = {
-        key: value if key in keep else resolver.value(value, ()) for key, value in content.items() if key != VARIABLES
-    }
-    if problems := list(dict.fromkeys([*resolver.problems, *resolver.unused(overridden)])):
+    resolved = {}
+    for key, value in content.items():
+        if key != VARIABLES:
+            resolver.keeps_environment = key in keep
+            resolved[key] = resolver.value(value, ())
+    if resolver.problems:
+        problems = list(dict.fromkeys(resolver.problems))
         raise one_error(problems, "references cannot be resolved", code="config-references-unresolved")
     return resolved
+
+
+def variables_in(content: Any) -> set[str]:
+    """Return the names of the values of `vars` that a config, or a part of it, refers to.
+
+    >>> sorted(variables_in({"model": ["${vars.width}", 8], "lr": "${vars.rate.first}", "seed": "${env:SEED}"}))
+    ['rate', 'width']
+    """
+    if isinstance(content, dict | list | tuple):
+        values = content.values() if isinstance(content, dict) else content
+        return {name for value in values for name in variables_in(value)}
+    references = REFERENCE.findall(content) if isinstance(content, str) else []
+    return {name.split(".")[1] for name in references if name.startswith(f"{VARIABLES}.")}
+
+
+def refuse_unused_variable(key: str, used: Collection[str]) -> None:
+    """Raise `LearnerError` if a key of an override is a value of `vars` to which nothing refers.
+
+    Args:
+      key: the key, such as `vars.width`.
+      used: the names of values to which the config and the overrides refer.
+    """
+    section, _, name = key.partition(".")
+    if section == VARIABLES and name.partition(".")[0] not in used:
+        hint = near(name, sorted(used)) if used else f"the config has no reference to {VARIABLES}"
+        raise LearnerError(
+            f"{key} has no effect, because nothing refers to ${{{key}}}: {hint}", code="config-variable-unused", key=key
+        )
 
 
 class _Resolver:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
         self._values = 0
-        self._references = set[str]()
+        self.keeps_environment = False
         self.problems: list[Problem] = []
-
-    def unused(self, keys: Iterable[str]) -> Iterator[Problem]:
-        """Yield a problem for each key of `vars` to which no reference leads that was resolved."""
-        section = f"{VARIABLES}."
-        names = sorted(name.removeprefix(section) for name in self._references if name.startswith(section))
-        otherwise = None if names else f"the config has no reference to {VARIABLES}"
-        for key in keys:
-            if key.startswith(section) and not any(_overlap(key, name) for name in self._references):
-                hint = near(key.removeprefix(section), names, otherwise)
-                text = f"{key} has no effect, because nothing refers to ${{{key}}}: {hint}"
-                yield Problem(text, code="config-variable-unused", key=key)
 
     def value(self, value: Any, inside: tuple[str, ...]) -> Any:
         """Return a value with its references resolved. `inside`: the references that lead to it."""
@@ -123,8 +141,7 @@ class _Resolver:
             raise LearnerError(f"the reference ${{{name}}} leads to itself: {chain}", code="config-reference-circular")
         kind, colon, variable = name.partition(":")
         if kind == "env" and colon:
-            return self._variable(variable)
-        self._references.add(name)
+            return f"${{{name}}}" if self.keeps_environment else self._variable(variable)
         node: Any = self._content
         for step in name.split("."):
             if isinstance(node, dict) and "class_path" in node and step not in ("class_path", "init_args"):
@@ -159,9 +176,3 @@ class _Resolver:
         except Exception:  # not YAML: plain text
             return text
         return value if isinstance(value, bool | int | float) else text
-
-
-def _overlap(*keys: str) -> bool:
-    """Return True if one of two keys is part of the value of the other. `init_args` can be left out in both."""
-    one, other = ([step for step in key.split(".") if step != "init_args"] for key in keys)
-    return all(a == b for a, b in zip(one, other, strict=False))

@@ -234,9 +234,7 @@ def _yields(batch: PyTree, batchable: str) -> str:
     leaves = jax.tree.leaves(batch)
     if leaves and all(np.ndim(as_array(leaf)) for leaf in leaves):
         return ""
-    if batchable:
-        return _of_items(batchable)
-    hint = (
+    hint = _of_items(batchable) or (
         ". A loader yields batches: dicts (or other pytrees) of arrays [rows, ...]. Of a list of items "
         "DataLoaderBuilder().batch_size(32).build(items) makes them, of a generator function (or another iterable) "
         f"learner.data.stream(items).batch(32); {BATCHES_IN_CONFIG}"

@@ -257,6 +257,15 @@ def test_variables_without_references_are_refused(importable, line_config):
             plan_of(path, *words)
 
 
+def test_variables_of_some_members_are_accepted(importable, line_config):
+    """Another class drops the arguments with the reference, and one of the swept values is a reference."""
+    optimizer = {"class_path": "Adam", "init_args": {"b1": "${vars.b1}"}}
+    path = write(line_config, vars={"b1": 0.9}, optimizer=optimizer)
+    assert len(plan_of(path, "--optimizer.class_path=Adam,SGD", "--vars.b1=0.8").members) == 2
+    path = write(line_config, vars={"rate": 0.1}, sweep={"lr": [0.5, "${vars.rate}"]})
+    assert len(plan_of(path, "--vars.rate=0.2").members) == 2
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code_of_signal"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]

@@ -3,7 +3,7 @@
 import pytest
 
 from learner.cli.configs.overrides import apply_overrides, read_configs
-from learner.config.composition import MOST, merge, resolve
+from learner.config.composition import MOST, merge, refuse_unused_variable, resolve, variables_in
 from learner.config.mappings import MOST_INCLUDED, read_mapping
 from learner.config.safe_yaml import parse_yaml
 from tests.support.codes import raises_code
@@ -35,6 +35,16 @@ def test_merge(base, other, merged):
 def test_an_environment_variable_without_its_prefix_is_refused():
     with raises_code("config-reference-unknown", "${env:WIDTH}", name="WIDTH"):
         resolve({"width": "${WIDTH}"})
+
+
+def test_references_to_the_environment_are_kept_where_asked():
+    content = {
+        "vars": {"n": "a"},
+        "lr": "${env:NONE:1}",
+        "loggers": ["${vars.n}/${env:TOKEN}", "${env:TOKEN}", "${lr}"],
+    }
+    resolved = {"lr": 1, "loggers": ["a/${env:TOKEN}", "${env:TOKEN}", "${env:NONE:1}"]}
+    assert resolve(content, keep=["loggers"]) == resolved
 
 
 def test_references_keep_types_and_interpolate_text(monkeypatch):
@@ -89,20 +99,14 @@ def test_all_references_that_cannot_be_resolved_are_one_error():
 
 
 def test_an_overridden_variable_without_reference_is_refused():
-    content = {
-        "vars": {"fields": {"x": 1}, "filds": 3, "of": "${vars.depth}"},
-        "a": "${vars.fields}",
-        "b": "${vars.n.k}",
-    }
-    content["vars"] |= {"depth": 2, "n": {"class_path": "N", "init_args": {"k": 1}}}
-    keys = ["vars.fields", "vars.fields.x", "vars.n.k", "vars.n.init_args.k", "vars.n", "seed"]
-    assert resolve(content, overridden=keys) == {"a": {"x": 1}, "b": 1}
+    used = variables_in({"a": "${vars.fields}", "b": ["${vars.n.k}/${vars.name}", 1], "c": "${env:X}"})
+    assert used == {"fields", "n", "name"}
+    for key in ("vars.fields", "vars.fields.x", "vars.n.init_args.k", "seed"):
+        refuse_unused_variable(key, used)
     with raises_code("config-variable-unused", "did you mean 'fields'?", key="vars.filds"):
-        resolve(content, overridden=["vars.filds"])
-    with raises_code("config-variable-unused", key="vars.depth"):  # only an unused variable refers to it
-        resolve(content, overridden=["vars.depth"])
+        refuse_unused_variable("vars.filds", used)
     with raises_code("config-variable-unused", "the config has no reference to vars", key="vars.lr"):
-        resolve({"lr": 0.1}, overridden=["vars.lr"])
+        refuse_unused_variable("vars.lr", set())
 
 
 def test_secrets_of_loggers_stay_references(monkeypatch):

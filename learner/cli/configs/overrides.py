@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from learner.cli.configs.problems import Problems
-from learner.config.composition import merge, resolve
+from learner.config.composition import merge, refuse_unused_variable, resolve, variables_in
 from learner.config.limits import DEEPEST
 from learner.config.mappings import is_deep, read_mapping
 from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
@@ -100,20 +100,22 @@ def value_of(text: str) -> Any:
     return text if bare or start == "&" or (not quoted and (folded or COMMENT.search(text))) else value
 
 
-def apply_overrides(
-    content: dict[str, Any], overrides: Sequence[tuple[str, str]], applied: Iterable[str] = ()
-) -> dict[str, Any]:
+def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Return the content of a config after applying the overrides of the command line (keys and values as text) and
     resolving references. References to the environment in arguments of loggers are kept, because their values may be
-    secret. `applied`: the keys of overrides that `content` has already.
+    secret.
     """
-    problems = Problems()
+    problems, used = Problems(), variables_in(content)  # before an override of a class drops arguments
     for key, text in overrides:
         with problems.collect():
-            override(content, key, value_of(text))
+            value = value_of(text)
+            used |= variables_in(value)
+            override(content, key, value)
+    for key, _ in overrides:
+        with problems.collect():
+            refuse_unused_variable(key, used)
     problems.raise_all()
-    keys = [*applied, *(key for key, _ in overrides)]
-    if is_deep(content) or is_deep(content := resolve(content, OBSERVER_KEYS, keys)):
+    if is_deep(content) or is_deep(content := resolve(content, keep=OBSERVER_KEYS)):
         raise LearnerError(f"the config is nested more than {DEEPEST} levels deep", code="config-too-deep")
     return content
 

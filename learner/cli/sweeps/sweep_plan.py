@@ -20,6 +20,7 @@ from learner.cli.configs.sweep_groups import SweepGroup, groups_of, keyword_of, 
 from learner.cli.sweeps.sweep_places import separate_places
 from learner.cli.sweeps.sweep_report import Outcome, has_ended, metric_of
 from learner.cli.sweeps.sweep_values import OPTIONS, SweepValues
+from learner.config.composition import refuse_unused_variable, variables_in
 from learner.config.distributions import Distribution
 from learner.config.sweep_space import SweepMember, SweepSpace, after_earlier
 from learner.errors import LearnerError, Problem, one_error
@@ -183,11 +184,17 @@ def sweep_plan(line: Namespace) -> SweepPlan:
             groups += groups_of(members, together=together)
         except LearnerError as error:
             problems += problems_of(error)
+    used = variables_in([content, *values.shared.values(), *values.space.columns.values()])
+    for key in (*values.shared, *values.space.columns):
+        try:
+            refuse_unused_variable(key, used)
+        except LearnerError as error:
+            problems += problems_of(error)
     for key, value in values.shared.items():
         override(content, key, value)
     trials = list(_covering(members, values.space)) or [_first_values(values.space.columns)]
     of_one = {key: value for key, value in content.items() if key not in SELECTIONS}
-    problems += _config_problems(of_one, trials, values)
+    problems += _config_problems(of_one, trials, values.broken, values.metric)
     if problems:
         raise one_error(problems, "this sweep cannot be trained", code="sweep-invalid")
     suffix = "" if "directory" in values.shared else "-sweep"
@@ -222,20 +229,13 @@ def monitor_in(content: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _config(
-    content: Mapping[str, Any],
-    values: Mapping[str, Any],
-    directory: Path | None = None,
-    name: str = "",
-    applied: Iterable[str] = (),
-    **how: Any,
+    content: Mapping[str, Any], values: Mapping[str, Any], directory: Path | None = None, name: str = "", **how: Any
 ) -> RunConfig:
-    """Return a config with these values. `directory`: the sweep's, extended by the `name` of the member, or None.
-    `applied`: see `apply_overrides`.
-    """
+    """Return a config with these values. `directory`: the sweep's, extended by the `name` of the member, or None."""
     changed = copy.deepcopy(dict(content))
     for key, value in values.items():
         override(changed, key, copy.deepcopy(value))
-    changed = apply_overrides(changed, [], [*applied, *values])
+    changed = apply_overrides(changed, [])
     if name:
         separate_places(changed, name)
     own = {} if directory is None else {"directory": str(directory / name)}
@@ -264,24 +264,24 @@ def _first_values(columns: Mapping[str, Sequence[Any] | Distribution]) -> dict[s
 
 
 def _config_problems(
-    content: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], given: SweepValues
+    content: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], broken: Sequence[str], metric: str | None
 ) -> list[Problem]:
     """Return the problems of configs with these values, each once. No data is read, and nothing is written.
 
     Args:
       content: the shared content.
       trials: the values in which they differ.
-      given: the values of the sweep. Of keys whose values cannot be read, only the names are checked.
+      broken: keys whose values are unknown; only their names are checked.
+      metric: the metric that ranks members, or None.
     """
-    broken = given.broken
     known = [*PARTS, "overwrite", *methods(LearnerBuilder)]
     unknown = {name: None for key in broken if (name := key.partition(".")[0]) not in known}
     needed = [key for key in NEEDED if key not in broken]
     problems: dict[str, Problem] = {}
     for values in trials:
         try:
-            config = _config({**unknown, **content}, values, applied=given.shared, needed=needed)
-            config.check() if broken else _check(config, given.metric, *monitor_in(content))
+            config = _config({**unknown, **content}, values, needed=needed)
+            config.check() if broken else _check(config, metric, *monitor_in(content))
         except LearnerError as error:
             problems |= {str(problem): _with_hint(problem, values) for problem in problems_of(error)}
         except Exception as error:

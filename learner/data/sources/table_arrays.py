@@ -1,5 +1,6 @@
 """Tables in memory: columns as arrays, and texts as numbers of labels."""
 
+import collections
 import dataclasses
 import datetime
 import itertools
@@ -19,6 +20,7 @@ from learner.util.text import count
 from learner.util.user_warnings import warn
 
 MOST_PROBLEMS = 5
+MOST_COUNTED = 100_000
 DEEPEST = 32  # nested lists, which are the axes of an array
 
 SHOWN = 40  # characters of a text in an error, enough for a date
@@ -232,14 +234,11 @@ def _side_by_side(what: str, field: str, parts: Sequence[np.ndarray]) -> np.ndar
 
 @dataclasses.dataclass
 class RowProblems:
-    """The problems of the rows of a table; the same problem of one column is one, however many rows have it.
-
-    Attributes:
-      further: the number of rows with problems other than the first ones, which are not stored: the messages of
-        millions of rows would take more memory than the rows.
+    """The problems of the rows of a table; the same problem of one column is one, however many rows have it. Only the
+    first ones are stored, as the messages of millions of rows would take more memory than the rows.
     """
 
-    further: int = 0
+    _further: set[int] = dataclasses.field(default_factory=set)  # hashes of the others
     _rows: dict[str, int] = dataclasses.field(default_factory=dict)
     _places: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -251,10 +250,16 @@ class RowProblems:
         """True if further problems are only counted."""
         return len(self._rows) >= MOST_PROBLEMS
 
+    @property
+    def further(self) -> int:
+        """The number of problems that are not stored, at most `MOST_COUNTED`."""
+        return len(self._further)
+
     def add(self, text: str, place: Callable[[], str], rows: int) -> None:
         """Add a problem. `place`: returns the place of its first row."""
         if text not in self._rows and self.is_full:
-            self.further += rows
+            if len(self._further) < MOST_COUNTED:
+                self._further.add(hash(text))
             return
         if text not in self._rows:
             self._places[text] = place()
@@ -293,7 +298,7 @@ class Column:
                     rows_of.setdefault(None if value is None else str(value)[:SHOWN], []).append(row)
             for text, rows in rows_of.items():
                 # The distances of texts that are only counted would take minutes.
-                problem = "" if self.problems.is_full else self._no_label(text, list(numbers)[:20], listed)
+                problem = repr(text) if self.problems.is_full else self._no_label(text, list(numbers)[:20], listed)
                 self._add_problem(rows[0], problem, len(rows))
         return np.array([-1 if code is None else code for code in codes], np.int32)
 
@@ -384,13 +389,13 @@ class Column:
                 array = np.array(value)
                 shapes.append(array.shape if array.dtype.kind in "biuf" else "a number in its list takes over 64 bits")
             except (ValueError, OverflowError):
-                shapes.append("the lists in it have different lengths")
-        first = next((shape for shape in shapes if not isinstance(shape, str)), ())
+                shapes.append("its list mixes numbers and lists, or lists of different lengths")
+        usual = collections.Counter(shape for shape in shapes if not isinstance(shape, str)).most_common(1)
         for row, shape in enumerate(shapes):
             if isinstance(shape, str):
                 self._add_problem(row, shape)
-            elif shape != first:
-                self._add_problem(row, f"its list has the shape {list(shape)}, and others {list(first)}")
+            elif shape != usual[0][0]:
+                self._add_problem(row, f"its list has the shape {list(shape)}, and most have {list(usual[0][0])}")
         return np.zeros(0) if self.problems else np.array(values)
 
     def _add_problem(self, row: int, problem: str, rows: int = 1) -> None:

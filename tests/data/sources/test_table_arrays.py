@@ -85,7 +85,13 @@ def test_problems_of_several_rows_are_one():
     assert text.startswith("t, row 1: column 'c': '?' is not a number")
     assert text.endswith(" (and 1 more row)")
     with raises_code("data-columns-unreadable", "(and 6 more rows)", "7 problems", "... and 2 more"):
-        make_table({"a": [*"abcdefg", *"aaabbb", *"aaa"]}, labels={"a": ["x"]})
+        make_table({"a": [*"abcdefg", *"aaabbbff", *"aaa"]}, labels={"a": ["x"]})
+
+
+def test_the_rows_of_an_unusual_shape_are_named():
+    with raises_code("data-columns-unreadable", "row 0", "[1]", "[2]") as raised:
+        make_table({"a": [[1], *[[1, 2]] * 5]})
+    assert "row 1" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
