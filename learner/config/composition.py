@@ -67,7 +67,7 @@ def resolve(content: dict[str, Any], keep: Collection[str] = ()) -> dict[str, An
 
 
 def variables_in(content: Any) -> set[str]:
-    """Return the names of the values of `vars` that a config, or a part of it, refers to.
+    """Return the names of the values of `vars` that a config, or a part of it, refers to; "" stands for all of them.
 
     >>> sorted(variables_in({"model": ["${vars.width}", 8], "lr": "${vars.rate.first}", "seed": "${env:SEED}"}))
     ['rate', 'width']
@@ -76,7 +76,7 @@ def variables_in(content: Any) -> set[str]:
         values = content.values() if isinstance(content, dict) else content
         return {name for value in values for name in variables_in(value)}
     references = REFERENCE.findall(content) if isinstance(content, str) else []
-    return {name.split(".")[1] for name in references if name.startswith(f"{VARIABLES}.")}
+    return {f"{name}.".split(".")[1] for name in references if name.split(".")[0] == VARIABLES}
 
 
 def refuse_unused_variable(key: str, used: Collection[str]) -> None:
@@ -87,7 +87,7 @@ def refuse_unused_variable(key: str, used: Collection[str]) -> None:
       used: the names of values to which the config and the overrides refer.
     """
     section, _, name = key.partition(".")
-    if section == VARIABLES and name.partition(".")[0] not in used:
+    if section == VARIABLES and not {name.partition(".")[0], ""} & set(used):
         hint = near(name, sorted(used)) if used else f"the config has no reference to {VARIABLES}"
         raise LearnerError(
             f"{key} has no effect, because nothing refers to ${{{key}}}: {hint}", code="config-variable-unused", key=key

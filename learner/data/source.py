@@ -136,7 +136,7 @@ class LoaderSource(Source):
             # Before a thread reads, as a dataset may not be safe for two. One that is sent to worker processes is not
             # read here, as it may open its files when it is first read.
             roots = roots_of(self._loader.dataset)
-            self._random = [getattr(data, "name", type(data).__name__) for data in roots if _is_random(data)]
+            self._random = [_class_name(data) for data in roots if _is_random(data)]
         first = super().peek(epoch)
         if self.share is not None and not self.differs:
             self.first_digest = self._loader.digest()  # each process may read a part of the batch
@@ -180,6 +180,10 @@ class LoaderSource(Source):
     @property
     def _is_small(self) -> bool:
         return self._loader.nbytes is not None and self._loader.nbytes <= RESIDENT_BYTES
+
+
+def _class_name(data: Any) -> str:
+    return data.name if isinstance(data, ForeignDataset) else type(data).__name__
 
 
 def _is_random(data: Any) -> bool:

@@ -105,6 +105,7 @@ def test_an_overridden_variable_without_reference_is_refused():
         refuse_unused_variable(key, used)
     with raises_code("config-variable-unused", "did you mean 'fields'?", key="vars.filds"):
         refuse_unused_variable("vars.filds", used)
+    refuse_unused_variable("vars.width", variables_in({"init_args": "${vars}"}))
     with raises_code("config-variable-unused", "the config has no reference to vars", key="vars.lr"):
         refuse_unused_variable("vars.lr", set())
 
