@@ -257,9 +257,9 @@ class StepDefinition:
         items: list[tuple[dict[str, Any], dict[str, Any]]] | None = None,
     ) -> tuple[Any, PyTree]:
         """Return the output of the train step, computed by `policy`, and the model's state after it. Append to `synced`
-        True if the batch statistics are over all devices, to `written` the parameters of the model before the step and
-        of the returned model, to `assigned` the attributes that the step assigned, and to `items` the values in the
-        model's containers before and after a step that returned no model.
+        True if the batch statistics are over all devices, to `written` the parameters of the model before and after the
+        step, to `assigned` the attributes that the step assigned, and to `items` the values in the model's containers
+        before and after a step that returned no model.
         """
         assert self.train is not None
         with self.policy.allow_promotion():
@@ -278,9 +278,9 @@ class StepDefinition:
                 self._check_pair(returned, new_model, model, computed[0])
             if axis is not None and synced is not None:
                 synced.append(self.adapter.is_synced(model))
-            # Not of modules, whose layers may replace a parameter in each call (`nnx.SpectralNorm`).
-            if written is not None and new_model is not None and not self.adapter.changes_in_place:
-                written.append((computed[0], self.adapter.read_all(new_model)[0]))
+            after = given if self.adapter.changes_in_place else new_model
+            if written is not None and after is not None:
+                written.append((computed[0], self.adapter.read_all(after)[0]))
             return returned, self.model_state_after(given, new_model, model_state, computed[1])
 
     def _check_pair(self, returned: Any, new_model: Any, model: Any, params: PyTree) -> None:

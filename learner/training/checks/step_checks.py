@@ -267,6 +267,9 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     lost: list[str] = []
     if trace.replaces and not problems:
         written = _changes(step, state, batch, lambda _, written, items: named_leaves(written[0][1]))
+        # Layers such as nnx.SpectralNorm replace some parameters in each call; an optimizer in the step replaces all.
+        if step.adapter.changes_in_place and len(written) < len(named_leaves(state.params)):
+            written = []
     if trace.lost and not problems:
         lost = _changes(step, state, batch, lambda _, written, items: {name: items[0][1][name] for name in trace.lost})
     return TracedTrainStep(

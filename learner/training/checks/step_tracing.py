@@ -173,6 +173,12 @@ class Tracing:
                 "all rows of the batch: leave all_gather, axis_index, all_to_all and ppermute out, too",
                 code="step-axis-unbound",
             ) from error
+        if type(error).__name__ == "TraceContextError" and "Cannot mutate" in str(error):  # of flax.nnx
+            raise LearnerError(
+                f"{self._name} changes an object of flax.nnx that is not part of the model that it receives "
+                f"({code_location(error)}): {str(error).partition(' (http')[0]}. {_nnx_remedy(str(error))}",
+                code="step-changes-nnx-object",
+            ) from error
         batch = self._batch()
         if _takes_dict_for_arrays(error, batch):
             key = error.name if error.name in batch else next(iter(batch))
@@ -196,6 +202,17 @@ class Tracing:
             f"({code_location(error, callers=CALLERS)}){notes}",
             code="step-trace-failed",
         ) from error
+
+
+def _nnx_remedy(message: str) -> str:
+    """Return the remedy for a change of an nnx object outside of the model, by the kind of its variable."""
+    if "Opt" in message:
+        return "The learner computes the gradients and updates the model: return the output with the loss only"
+    if "Metric" in message:
+        return "Pass the metric to metrics() of the builder, which reads the fields of the output"
+    if "Rng" in message:
+        return "Let the step take a third argument, (model, batch, rng), and draw with jax.random from this key"
+    return "Make the object an attribute of the model"
 
 
 def _takes_dict_for_arrays(error: Exception, batch: PyTree) -> TypeGuard[AttributeError]:

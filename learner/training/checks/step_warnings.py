@@ -132,7 +132,8 @@ def _of_written(names: Sequence[str]) -> str:
     """Return the warning about parameters that a train step replaces in its model."""
     return (
         f"train_step replaces {join_names(names, MOST_NAMED)} in its model, which has no effect: only the optimizer "
-        "changes trained parameters. State that one step passes to the next is not a parameter: freeze it "
-        "(freeze('^carry'), or trainable=), or keep it in a variable of another type (nnx). Changes other than by "
-        "gradients belong in the optimizer, such as optax.keep_params_nonnegative(), or in after_step"
+        "that build() received changes trained parameters. State that one step passes to the next is not a parameter: "
+        "freeze it (freeze('^carry'), or trainable=), or keep it in a variable of another type (nnx). Changes other "
+        "than by gradients belong in the optimizer, such as optax.keep_params_nonnegative(), or in after_step; a step "
+        "with an optimizer of its own is update=. It is harmless if only the same step reads the values"
     )

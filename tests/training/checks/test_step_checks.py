@@ -514,6 +514,37 @@ def test_an_unbound_axis_is_an_error(exchange, advice):
         checked(train)
 
 
+@pytest.mark.parametrize(
+    ("changed", "change", "advice"),
+    [
+        (nnx.metrics.Average(), lambda metric, x: metric.update(values=x), "metrics() of the builder"),
+        (nnx.Rngs(0), lambda rngs, x: rngs(), "(model, batch, rng)"),
+        (nnx.BatchNorm(3, rngs=nnx.Rngs(0)), lambda layer, x: layer(x), "an attribute of the model"),
+    ],
+    ids=["metric", "rngs", "layer"],
+)
+def test_a_change_of_an_nnx_object_outside_of_the_model_is_an_error(changed, change, advice):
+    def train(model, batch):
+        change(changed, batch["x"])
+        return classify(model, batch)
+
+    with raises_code("step-changes-nnx-object", "train_step", "Cannot mutate", advice, "test_step_checks.py"):
+        checked(train)
+
+
+def test_an_nnx_optimizer_outside_of_the_step_is_an_error():
+    given = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(given, optax.sgd(0.1), wrt=nnx.Param)
+
+    def train(model, batch):
+        loss, grads = nnx.value_and_grad(lambda m: of_module(m, batch).loss)(model)
+        optimizer.update(model, grads)
+        return Own(loss)
+
+    with raises_code("step-changes-nnx-object", "updates the model: return the output with the loss only"):
+        checked(train, given=given)
+
+
 def test_layers_of_flax_that_do_not_fit_the_data_are_errors():
     module = linen.Dense(2)
     given = Linen(module, module.init(jax.random.key(0), jnp.ones((1, 64))))
@@ -888,6 +919,15 @@ def test_unchanged_parameters_are_not_named():
     assert written(of_module, Layers()) == []
     module = linen.Sequential([linen.Dense(4), linen.BatchNorm(use_running_average=False), linen.Dense(3)])
     assert written(of_module, Linen(module, module.init(jax.random.key(0), BATCH["x"]))) == []
+
+
+def test_an_optimizer_inside_the_step_of_a_module_is_named():
+    def step(model, batch):
+        loss, grads = nnx.value_and_grad(lambda m: of_module(m, batch).loss)(model)
+        nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param).update(model, grads)
+        return Own(loss)
+
+    assert written(step, nnx.Linear(3, 3, rngs=nnx.Rngs(0))) == ["bias", "kernel"]
 
 
 @pytest.mark.full
