@@ -428,6 +428,7 @@ class LearnerBuilder:
 
     def devices(self, devices: int | str | Sequence[Any]) -> Self:
         """Set the devices: their number, `"all"`, or a list of `jax.Device` objects or ids. Default: one device.
+        One device is that of `jax_default_device`, or else JAX's first.
 
         Several devices use `Replicated`: each holds a replica of the state and gets a share of each batch. With several
         processes, the default is `Sharded` over all of their devices. See `strategy` for finer control.

@@ -30,6 +30,7 @@ from learner.training.result import LearningResult, ModelT
 from learner.training.run import Run
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
+from learner.util.own_context import own_context
 from learner.util.text import count, size
 
 if TYPE_CHECKING:  # rarely used modules are imported on use, as `import learner` must be fast
@@ -94,6 +95,7 @@ class Learner(Generic[ModelT]):
 
     # -- pure functions ------------------------------------------------------------------------------------------------
 
+    @own_context()
     def init(self) -> TrainState:
         """Return the state before the first step. Its arrays are copies of the model's, or of those in the checkpoint
         that `initial_from` names.
@@ -103,6 +105,7 @@ class Learner(Generic[ModelT]):
         self.definition.take_initial()
         return self.definition.init()
 
+    @own_context()
     def train_step(self, state: TrainState, *batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """Run one optimizer step. Return the new state, and a dict of the step's numeric metrics and its `weight`.
 
@@ -113,11 +116,13 @@ class Learner(Generic[ModelT]):
         self.definition.refuse_population("train_step")
         return self._steps.train(state, batches)
 
+    @own_context()
     def valid_step(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
         """Return a dict of the metrics of one validation batch and its `weight`. The model is in eval mode."""
         self.definition.refuse_population("valid_step")
         return self._steps.valid(state, batch)
 
+    @own_context()
     def model_of(self, state: TrainState) -> ModelT:
         """Return the model of a state in eval mode. It has the type given to `build`, and its arrays are copies."""
         self.definition.refuse_population("model_of")
@@ -242,6 +247,7 @@ class Learner(Generic[ModelT]):
         self.definition.refuse_population("predict")
         return self._evaluator.predict(data)
 
+    @own_context()
     def sharding_report(self, train: Any = None) -> "ShardingReport":
         """Return the placement of every array of the state, and the memory of the compiled training. No state is
         created and nothing is written. `print` shows the report as tables.
@@ -256,6 +262,7 @@ class Learner(Generic[ModelT]):
         with rewound(train, self._valid):
             return build_sharding_report(self.definition, train, self._valid)
 
+    @own_context()
     def overview(self, train: Any = None, *, compiled: bool = True) -> "Overview":
         """Return an overview of a run without training: the arrays of the model, the operations of a step, the length
         and the memory. No state is created and nothing is written. `learner.renderers.print_overview` prints it, as the
@@ -272,6 +279,7 @@ class Learner(Generic[ModelT]):
         with rewound(train, self._valid):
             return build_overview(self.definition, train, self._valid, compiled)
 
+    @own_context()
     def find_lr(
         self,
         train: Any = None,
@@ -314,6 +322,7 @@ class Learner(Generic[ModelT]):
             diverges=diverges,
         )
 
+    @own_context()
     def profile(
         self,
         train: Any = None,
@@ -341,6 +350,7 @@ class Learner(Generic[ModelT]):
         self.definition.refuse_population("profile")
         return trials.profile(self.definition, self._fit_trial(train), steps, Path(directory))
 
+    @own_context()
     def check(
         self,
         train: Any = None,

@@ -33,6 +33,7 @@ from learner.checkpoint.records import record_name, records_of, write_record
 from learner.checkpoint.retention import Retention
 from learner.checkpoint.stored_files import NoAnswerError, stored_files, text_of
 from learner.errors import LearnerError
+from learner.util.default_device import default_device
 from learner.util.disk import is_of_process
 from learner.util.text import first_and_last
 from learner.util.urls import one_line
@@ -531,7 +532,7 @@ def _abstract(item: Any) -> Any:
         if isinstance(x, np.ndarray | np.generic):
             return _on_host(x)  # on a device 64-bit numbers would become 32-bit ones
         sharding = x.sharding if isinstance(getattr(x, "sharding", None), jax.sharding.Sharding) else None
-        sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        sharding = sharding or jax.sharding.SingleDeviceSharding(default_device())
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(abstract, item)

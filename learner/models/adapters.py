@@ -18,8 +18,10 @@ from learner.models.linen import Linen, LinenAdapter
 from learner.models.masks import as_predicate
 from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules, refuse_values
 from learner.models.pytrees import TreeAdapter
+from learner.util.default_device import default_device
 from learner.util.executables import share
 from learner.util.optional import is_instance_of
+from learner.util.own_context import context_of_models
 from learner.util.text import first_line, join_names
 from learner.util.trees import named_leaves, path_name
 
@@ -101,6 +103,7 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
         )
 
 
+@context_of_models()
 def abstract_adapter(
     make: Callable[..., Any], trainable: Trainable = None, *, shared: bool = False, seed: int = 0
 ) -> tuple[ModelAdapter, Any]:
@@ -154,7 +157,7 @@ def abstract_adapter(
 
     adapter.params, adapter.model_state, _ = shapes
     streams = jax.jit(lambda key: fresh(key)[2])  # XLA eliminates the rest of the program
-    adapter.fresh_streams = share(streams, jax.local_devices()[:1], run_once=True)
+    adapter.fresh_streams = share(streams, [default_device()], run_once=True)
     adapter.streams = adapter.fresh_streams(key)
     adapter.fresh, adapter.seeded = lambda key: fresh(key)[:2], seeded
     return adapter, model

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
+from learner.util.default_device import default_device
 from learner.util.number_checks import is_int, plain_numbers
 from learner.util.text import join_names
 
@@ -16,7 +17,8 @@ def find_devices(devices: int | str | Sequence[Any]) -> list[Any]:
     """Return the devices that an argument names.
 
     Args:
-      devices: their number, `"all"`, or a list of `jax.Device` objects or ids.
+      devices: their number, `"all"`, or a list of `jax.Device` objects or ids. One device is that of
+        `jax_default_device`; several are JAX's first.
 
     Raises:
       LearnerError: there are no such devices.
@@ -37,7 +39,7 @@ def find_devices(devices: int | str | Sequence[Any]) -> list[Any]:
                 code="device-too-few",
                 devices=devices,
             )
-        return available[:devices]
+        return [default_device()] if devices == 1 else available[:devices]
     return _by_name(devices, available)
 
 

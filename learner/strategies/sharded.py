@@ -15,6 +15,7 @@ from learner.strategies.device_lookup import find_devices
 from learner.strategies.replicated import first_replica
 from learner.strategies.rules import Rules, names_of, without
 from learner.util.number_checks import is_int, plain_numbers
+from learner.util.own_context import automatic
 from learner.util.several import as_several
 from learner.util.trees import is_key
 
@@ -55,7 +56,7 @@ class Sharded(Strategy):
         batch: str | Sequence[str] | None = "data",
         devices: int | str | Sequence[Any] | None = None,
     ):
-        self.mesh = _automatic(mesh) if isinstance(mesh, Mesh) else _mesh(mesh, devices)
+        self.mesh = automatic(mesh) if isinstance(mesh, Mesh) else _mesh(mesh, devices)
         super().__init__(list(self.mesh.devices.flat), NamedSharding(self.mesh, PartitionSpec()))
         if len({device.platform for device in self.devices}) > 1:
             raise LearnerError(
@@ -246,13 +247,6 @@ class Sharded(Strategy):
     def _sharding_of(self, kind: Kind, shardings: Mapping[str, PyTree]) -> PyTree:
         """Return the sharding of a result of this kind."""
         return shardings.get(kind, self.replicated_sharding)
-
-
-def _automatic(mesh: Mesh) -> Mesh:
-    """Return the mesh with axes of the type `Auto`: with explicit ones, ordinary models cannot be traced."""
-    if set(mesh.axis_types) == {AxisType.Auto}:
-        return mesh
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | None) -> Mesh:

@@ -7,10 +7,12 @@ import jax
 
 from learner.strategies.base import Kind, PyTree, Strategy
 from learner.strategies.device_lookup import find_devices
+from learner.util.default_device import default_device
 
 
 class SingleDevice(Strategy):
-    """`jax.jit` on one device: a `jax.Device`, or its id (default: JAX's first that belongs to this process).
+    """`jax.jit` on one device: a `jax.Device`, or its id. Default: that of `jax_default_device`, or else this process's
+    first.
 
     >>> SingleDevice().platform
     'cpu'
@@ -19,7 +21,7 @@ class SingleDevice(Strategy):
     resident: ClassVar[bool] = True
 
     def __init__(self, device: Any = None):
-        device = jax.local_devices()[0] if device is None else find_devices([device])[0]
+        device = default_device() if device is None else find_devices([device])[0]
         super().__init__([device], jax.sharding.SingleDeviceSharding(device))
         self._put = jax.jit(_same, out_shardings=self.replicated_sharding)
 

@@ -85,6 +85,12 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
             "Linen(module, variables) updates them instead"
         )
     inputs.warnings.extend(strategy.warnings(shapes))
+    if others := _unused_devices(definition):
+        inputs.warnings.append(
+            f"the model's arrays are on {join_names(sorted(map(str, others)), MOST_NAMED)}, and the run uses "
+            f"{join_names(sorted(map(str, strategy.devices)), MOST_NAMED)}: select its devices by devices([id]) or "
+            "jax_default_device"
+        )
     if launcher := unconnected_launcher():
         inputs.warnings.append(
             f"{launcher}, and this one trains alone: to train one run together, call learner.init_distributed() "
@@ -112,6 +118,15 @@ def ignored_rate(definition: TrainingDefinition, inputs: Inputs) -> tuple[str, s
         return None
     remedy = "pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr)"
     return f"the optimizer ({name_of(step.optimizer)})", remedy
+
+
+def _unused_devices(definition: TrainingDefinition) -> set[Any]:
+    """Return the devices to which the given model's arrays are committed, if the run uses none of them."""
+    committed: set[Any] = set()
+    for x in named_leaves(definition.step.adapter.params).values():
+        if getattr(x, "committed", False):
+            committed |= x.devices()
+    return set() if committed & set(definition.strategy.devices) else committed
 
 
 def _ignored_annotations(definition: TrainingDefinition) -> list[str]:

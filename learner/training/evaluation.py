@@ -15,7 +15,6 @@ from learner.errors import LearnerError
 from learner.events import MetricInfo
 from learner.loggers.application import close_application_log, open_application_log
 from learner.runs.evaluations import check_split, record_evaluation
-from learner.strategies.own_context import own_context
 from learner.training.checkpoints.model_loading import load_model_state, trained_until
 from learner.training.checkpoints.resume import read_checkpoint
 from learner.training.checks.agreement import propagate_failures
@@ -29,6 +28,7 @@ from learner.training.passes import MetricValues, evaluate, predict
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import restore
 from learner.training.setup.dispatch_plan import make_runner
+from learner.util.own_context import own_context
 from learner.util.user_warnings import warn
 
 

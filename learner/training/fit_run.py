@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from learner.distributed.process_group import hosts
-from learner.strategies.own_context import own_context
 from learner.training.batch_split import resolve_split
 from learner.training.checkpoints.resume import changes_since_end, find_checkpoint, first_state, resolve_length
 from learner.training.checks.agreement import propagate_failures
@@ -23,6 +22,7 @@ from learner.training.session import open_run
 from learner.training.setup.preparation import prepare_programs
 from learner.training.setup.startup import check_recordable
 from learner.training.signals import TERMINATED, TERMINATING, dropped_signals
+from learner.util.own_context import own_context
 from learner.util.stages import enter_stage, stage_line
 from learner.util.standard_streams import fill_descriptors
 from learner.util.user_warnings import warn

@@ -14,7 +14,6 @@ from learner.distributed.process_records import ProcessRecords, are_equal
 from learner.errors import LearnerError, ProcessError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
-from learner.strategies.own_context import own_context
 from learner.training.checks.agreement import data_description, metrics_description
 from learner.training.checks.row_relations import warnings_of_batches
 from learner.training.checks.step_checks import check_predict, trace_valid
@@ -30,6 +29,7 @@ from learner.training.reporting.timing import StepTimeEstimator, StepTimer, Time
 from learner.training.setup.dispatch_plan import build_feeder, in_flight_limit
 from learner.training.signals import dropped_signals
 from learner.training.validation import validate_split
+from learner.util.own_context import own_context
 from learner.util.user_warnings import warn
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.util.default_device import default_device
+
 MOST = 64  # executables to keep: a run has some ten, and on an accelerator each takes device memory
 LARGEST = 2**24  # characters of a program; longer ones have large constants, which executables keep in memory
 # XLA spends most of its time on loops, such as those of random numbers. Level 1 compiles these three times as fast as
@@ -86,7 +88,7 @@ def scalar_program(function: Callable[[Any], Any]) -> Callable[[int], float]:
     >>> scalar_program(lambda step: step * step)(3)
     9.0
     """
-    program = share(jax.jit(function), jax.local_devices()[:1], run_once=True)
+    program = share(jax.jit(function), [default_device()], run_once=True)
     return lambda number: float(program(np.int32(number)))
 
 

@@ -3,12 +3,20 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from learner.strategies import SingleDevice
+from learner import LearnerBuilder, RegressionOutput
+from learner.strategies import SingleDevice, choose_devices
 from learner.training.programs.compilation import CompileTimes
+from tests.support.runs import T, X
 
+DATA = {"x": X[:8], "y": T[:8]}
 TREE = {"x": np.arange(3, dtype=np.float32), "key": jax.random.key(1), "n": np.int32(2)}
+
+
+def squares(model, batch):
+    return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
 
 
 @pytest.fixture(params=[0, 3], ids=["first device", "another"])
@@ -72,5 +80,28 @@ def test_the_description_names_the_device(strategy):
     assert strategy.description == f"one device: cpu ({strategy.device})"
 
 
-def test_the_default_is_the_first_device_of_jax():
+def test_the_default_is_the_default_device_of_jax():
     assert SingleDevice().device == jax.devices()[0]
+    with jax.default_device(jax.devices()[2]):
+        assert SingleDevice().device == choose_devices(None).devices[0] == choose_devices(1).devices[0]
+        assert SingleDevice().device == jax.devices()[2]
+    with jax.default_device("cpu"):
+        assert SingleDevice().device == jax.devices("cpu")[0]
+
+
+@pytest.mark.parametrize(
+    "model", [{"w": jnp.zeros((3, 1))}, lambda: {"w": jnp.zeros((3, 1))}], ids=["object", "function"]
+)
+def test_a_run_uses_the_default_device_of_jax(tmp_path, model):
+    with jax.default_device(jax.devices()[3]):
+        learner = LearnerBuilder(tmp_path).renderer(None).build(model, optax.sgd, 0.1, train_step=squares)
+        trained = learner.fit([DATA]).model
+    assert trained["w"].devices() == {jax.devices()[3]}
+
+
+def test_a_model_on_a_device_that_the_run_does_not_use_is_warned_about(tmp_path):
+    for index, warned in ((3, True), (0, False)):
+        model = jax.device_put({"w": jnp.zeros((3, 1))}, jax.devices()[index])
+        builder = LearnerBuilder(tmp_path / str(index)).renderer(None)
+        builder.build(model, optax.sgd, 0.1, train_step=squares).fit([DATA])
+        assert ("arrays are on" in (tmp_path / str(index) / "experiment.log").read_text()) == warned

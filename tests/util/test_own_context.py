@@ -12,6 +12,7 @@ from learner import LearnerBuilder, RegressionOutput
 from learner.models.adapters import adapter_of
 from learner.strategies import Sharded, SingleDevice
 from tests.support.runs import T, X
+from tests.support.stopped import some
 
 DATA = {"x": X[:8], "y": T[:8]}
 WARNED = "the strategy places them differently"
@@ -64,6 +65,51 @@ def test_a_global_transfer_guard_allows_the_transfers_of_a_run(tmp_path, strateg
             jnp.add(np.ones(2), 1)
     finally:
         jax.config.update("jax_transfer_guard", before)
+
+
+def learner_of(directory, model):
+    step = lambda m, b: RegressionOutput.from_predictions(b["x"] @ m["w"], b["y"])  # noqa: E731
+    builder = LearnerBuilder(directory).renderer(None).with_batch_size(4)
+    return builder.build(model, optax.sgd, 0.1, train_step=step, valid_step=step)
+
+
+def weights():
+    return {"w": jnp.zeros((3, 1))}
+
+
+CALLS = {
+    "init": lambda learner: np.asarray(learner.init().params["w"]).tolist(),
+    "train_step": lambda learner: float(learner.train_step(learner.init(), DATA)[1]["Loss"]),
+    "valid_step": lambda learner: float(learner.valid_step(learner.init(), DATA)["Loss"]),
+    "overview": lambda learner: [(x.path, x.shape) for x in learner.overview(DATA).arrays],
+    "sharding_report": lambda learner: learner.sharding_report(DATA).per_device("parameters"),
+    "find_lr": lambda learner: list(learner.find_lr(DATA, steps=3).losses),
+}
+EXPLICIT = jax.make_mesh((4,), ("x",), (AxisType.Explicit,), devices=jax.devices()[:4])
+
+
+@pytest.mark.parametrize("call", some(list(CALLS), ["train_step"]))
+def test_calls_without_a_run_work_in_a_mesh_and_under_a_transfer_guard(tmp_path, call):
+    expected = CALLS[call](learner_of(tmp_path, weights()))
+    with jax.set_mesh(EXPLICIT):
+        assert CALLS[call](learner_of(tmp_path, weights())) == expected  # arrays with the types of the mesh
+        assert CALLS[call](learner_of(tmp_path, weights)) == expected
+    learner = learner_of(tmp_path, weights())
+    with jax.transfer_guard("disallow"):
+        assert CALLS[call](learner) == expected
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", [weights, lambda: Annotated(nnx.Rngs(0))], ids=["dict", "annotated"])
+def test_a_function_makes_a_model_in_a_mesh_with_explicit_axes(tmp_path, model):
+    def step(model, batch):
+        y = batch["x"] @ model["w"] if isinstance(model, dict) else model(batch["x"])
+        return RegressionOutput.from_predictions(y, batch["y"])
+
+    mesh = jax.make_mesh((2,), ("model",), (AxisType.Explicit,), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        learner = LearnerBuilder(tmp_path).renderer(None).build(model, optax.sgd, 0.1, train_step=step)
+        assert np.isfinite(learner.fit([DATA]).history["train/Loss"]).all()
 
 
 @pytest.mark.full
