@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from learner.errors import LearnerError
 from learner.models.base import ARRAYS, PARAMS, ModelAdapter, Trainable
@@ -289,7 +290,8 @@ def refuse_values(module: Any, place: str = "") -> None:
                 code="model-variable-of-several",
                 name=name,
             )
-        if isinstance(value, int | float | complex) and (value is x or isinstance(x, nnx.Param)):
+        is_number = isinstance(value, int | float | complex) and not isinstance(value, np.generic)
+        if is_number and (value is x or isinstance(x, nnx.Param)):
             raise LearnerError(
                 f"{name} of the model is {value!r}, a Python number: give an array, such as jnp.float32({value!r})",
                 code="model-leaf-number",

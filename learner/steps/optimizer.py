@@ -528,6 +528,16 @@ def _outputs_of_rate(optimizer: OptimizerFn, params: PyTree) -> list[bool]:
     return dependent_outputs(program.jaxpr, [True])
 
 
+def accumulates_by_itself(opt_state: PyTree) -> bool:
+    """Return True if the optimizer with this state (or its shapes) contains `optax.MultiSteps`.
+
+    >>> accumulates_by_itself(optax.MultiSteps(optax.sgd(0.1), 2).init(jnp.ones(2)))
+    True
+    """
+    is_state = lambda x: isinstance(x, optax.MultiStepsState)  # noqa: E731
+    return any(map(is_state, jax.tree.leaves(opt_state, is_leaf=is_state)))
+
+
 def ignores_rate(optimizer: OptimizerFn, params: PyTree) -> bool:
     """Return True if neither the optimizer's state nor its update of the parameters (or shapes) uses the rate. An
     optimizer that fails counts as using it.

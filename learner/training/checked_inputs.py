@@ -10,7 +10,7 @@ from learner.distributed.connection import unconnected_launcher
 from learner.errors import LearnerError, Problem, one_error
 from learner.optimizers.base import OptimizerFactory
 from learner.steps.eval_params import has_eval_params
-from learner.steps.optimizer import check_replicas, ignores_rate, may_evaluate_loss, no_optimizer
+from learner.steps.optimizer import accumulates_by_itself, check_replicas, ignores_rate, may_evaluate_loss, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.training.checks.population_checks import (
@@ -77,6 +77,18 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
         inputs.warnings.append(
             f"the optimizer ({name_of(step.optimizer)}) differentiates the loss again in each step, and these "
             "gradients have no loss scale, so float16 rounds those below 6e-8 to zero: use precision('bfloat16')"
+        )
+    if step.schedule is not None and accumulates_by_itself(shapes.opt_state):
+        inputs.warnings.append(
+            "the optimizer is an optax.MultiSteps, whose updates take several steps, and the schedule counts the "
+            "steps: it ends that many times earlier than in optax. Use grads_accumulation(k), which makes one step of "
+            "k batches, or let the optimizer have the schedule: lambda lr: optax.MultiSteps(optax.sgd(schedule), k), "
+            "with lr=0.0"
+        )
+    if step.update is None and (constants := step.adapter.constants):
+        inputs.warnings.append(
+            f"the model has Python numbers, which are not trained: {join_names(constants, MOST_NAMED)}. Make them "
+            "arrays, such as jnp.float32(1.0), or ignore this warning if they are settings"
         )
     differentiates = step.update is None and not step.own_grads
     if differentiates and any(name.startswith("batch_stats.") for name in named_leaves(shapes.params)):

@@ -163,6 +163,15 @@ def test_python_number_in_a_module_is_rejected(wrap):
         adapter_of({"nets": [Scaled()]})
 
 
+def test_a_numpy_number_in_a_module_is_a_parameter():
+    class Scaled(nnx.Module):
+        def __init__(self):
+            self.scale = nnx.Param(np.log(2.0))  # a float64 scalar, which is also a Python float
+
+    params = adapter_of(Scaled()).params
+    np.testing.assert_allclose(jax.tree.leaves(params), [0.6931472], rtol=1e-6)
+
+
 def test_variables_of_several_arrays_are_refused():
     class Model(nnx.Module):
         def __init__(self, values):

@@ -38,9 +38,6 @@ def describe(log: logging.Logger, options: Options, step: StepFunctions, state: 
     if tied := step.adapter.tied:
         places = [f"{path} is {first}" for path, first in tied.items()]
         log.info("variables in several places train as one: %s", join_names(places, most=8))
-    if constants := step.adapter.constants:
-        names = join_names(constants, MOST_NAMED)
-        log.info("not trained: %s, which are Python numbers; jnp.asarray makes them parameters", names)
     frozen = frozen_leaves(step.adapter, state.model_state).values()
     if frozen:
         size, memory = sum(int(x.size) for x in frozen), sum(int(x.size) * x.dtype.itemsize for x in frozen) / 2**20

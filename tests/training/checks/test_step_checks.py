@@ -1200,6 +1200,38 @@ def test_a_run_warns_about_updates_without_effect(tmp_path, change, lr, warnings
     ] == warnings
 
 
+def thrice(step):
+    return jnp.where(step < 3, 0.1, 0.0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "weight", "warns"),
+    [
+        (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), thrice, 0.1, True),  # the updates of steps 1, 3, 5, ...
+        (lambda lr: optax.MultiSteps(optax.sgd(thrice), 2), 0.0, 0.3, False),
+        (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), 0.1, 0.6, False),
+        (optax.sgd, thrice, 0.3, False),
+    ],
+)
+def test_a_run_warns_about_an_optimizer_that_accumulates_with_a_schedule(tmp_path, optimizer, lr, weight, warns):
+    builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
+    learner = builder.build({"w": jnp.zeros(1)}, optimizer, lr, train_step=lambda m, b: Own(-m["w"][0] * b["x"].mean()))
+    trained = learner.fit([{"x": np.ones(2, np.float32)}] * 12).model
+    np.testing.assert_allclose(trained["w"], [weight], rtol=1e-6)
+    assert ("optax.MultiSteps" in (tmp_path / "experiment.log").read_text()) == warns
+
+
+def test_a_run_warns_about_python_numbers_in_a_tree_of_arrays(tmp_path):
+    def step(model, batch):
+        return Own(((batch["x"] @ model["w"]) * model["scale"] - 1).mean() ** 2)
+
+    for index, (scale, warns) in enumerate([(1.0, True), (np.float32(1), False)]):
+        builder = LearnerBuilder(tmp_path / str(index)).renderer(None).with_file_checkpointer(None)
+        builder.build({**model(), "scale": scale}, optax.sgd, 0.1, train_step=step).fit([BATCH])
+        assert ("not trained: scale" in (tmp_path / str(index) / "experiment.log").read_text()) == warns
+
+
 class Normalized(nnx.Module):
     def __init__(self):
         self.body = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
