@@ -136,30 +136,7 @@ class LearnerBuilder:
         return self
 
     def _add(self, kind: str, *metrics: MetricBase) -> Self:
-        for metric in metrics:
-            before = self._options.train_metrics if kind == "train" else self._options.valid_metrics
-            if kind not in splits_of(metric):
-                raise LearnerError(
-                    f"the metric {metric.name} has no meaning in the {kind} split, only in "
-                    f"{', '.join(splits_of(metric))}",
-                    code="metric-wrong-split",
-                    kind=kind,
-                )
-            if metric.name == "Loss" and not isinstance(metric, Loss):
-                raise LearnerError(
-                    f"the metric {type(metric).__name__} is named 'Loss', like the loss itself, which every run has; "
-                    "give it a different name",
-                    code="metric-name-twice",
-                    kind=kind,
-                )
-            if any(m.name == metric.name for m in before):
-                raise LearnerError(
-                    f"there are two metrics named {metric.name!r} in the {kind} split; give each a different name",
-                    code="metric-name-twice",
-                    kind=kind,
-                )
-            refuse_same_files([*(m.name for m in before), metric.name])
-            self._set(**{f"{kind}_metrics": (*before, metric)})
+        self._options = _with_metrics(self._options, kind, *metrics)
         return self
 
     def metric_loggers(self, *loggers: Listener, only: Sequence[Listener] | None = None) -> Self:
@@ -966,11 +943,40 @@ class LearnerBuilder:
         loss = Loss()  # one object, as splits with the same metrics share their traces
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
-                self._add(kind, loss)
-        options = _complete_options(dataclasses.replace(self._options, devices=options.devices))
+                options = _with_metrics(options, kind, loss)
+        options = _complete_options(options)
         make: type[Learner[Any]] = options.learner_class or Learner
         step = parts.define(parts.adapter, options, update)
         return make(TrainingDefinition(options, step, copy.deepcopy(definition)), train, valid)
+
+
+def _with_metrics(options: Options, kind: str, *metrics: MetricBase) -> Options:
+    """Return the options with further metrics in a split."""
+    for metric in metrics:
+        before = options.train_metrics if kind == "train" else options.valid_metrics
+        if kind not in splits_of(metric):
+            raise LearnerError(
+                f"the metric {metric.name} has no meaning in the {kind} split, only in {', '.join(splits_of(metric))}",
+                code="metric-wrong-split",
+                kind=kind,
+            )
+        if metric.name == "Loss" and not isinstance(metric, Loss):
+            raise LearnerError(
+                f"the metric {type(metric).__name__} is named 'Loss', like the loss itself, which every run has; "
+                "give it a different name",
+                code="metric-name-twice",
+                kind=kind,
+            )
+        if any(m.name == metric.name for m in before):
+            raise LearnerError(
+                f"there are two metrics named {metric.name!r} in the {kind} split; give each a different name",
+                code="metric-name-twice",
+                kind=kind,
+            )
+        refuse_same_files([*(m.name for m in before), metric.name])
+        changes: dict[str, Any] = {f"{kind}_metrics": (*before, metric)}
+        options = dataclasses.replace(options, **changes)
+    return options
 
 
 def _complete_options(options: Options) -> Options:

@@ -360,6 +360,17 @@ def test_loss_is_registered_once(tmp_path):
     assert set(result.history) == {"train/Loss", "train/Learning Rate", "valid/Loss"}
 
 
+def test_build_does_not_change_the_builder(tmp_path):
+    builder = quiet(tmp_path / "run").metric_train(LearningRate())
+    shown = repr(builder)
+    build_line(builder)
+    assert repr(builder) == shown
+    learner = build_line(builder.metrics(Loss()))
+    options = learner.definition.options
+    assert [m.name for m in options.train_metrics] == ["Learning Rate", "Loss"]
+    assert [m.name for m in options.valid_metrics] == ["Loss"]
+
+
 def test_one_split_takes_several_metrics(tmp_path):
     builder = quiet(tmp_path / "run").metric_train(LearningRate(), Words()).metric_valid(Words())
     assert [m.name for m in builder._options.train_metrics] == ["Learning Rate", "Words"]
