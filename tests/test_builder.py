@@ -548,6 +548,40 @@ def test_building_in_a_traced_function_is_refused(tmp_path):
         jax.vmap(make)(jnp.ones((2, 3)))
 
 
+@pytest.mark.parametrize("make", [lambda w, n: {"w": w, "n": n}, lambda w, n: nnx.Dict(w=nnx.Param(w), n=n)])
+def test_later_changes_of_numpy_arrays_do_not_reach_the_learner(tmp_path, make):
+    weights, numbers = np.ones((1, 1), np.float32), np.ones(2, np.int32)
+    learner = quiet(tmp_path).build(make(weights, numbers), optax.sgd, 0.1, train_step=line_step)
+    weights[:], numbers[:] = 7, 7
+    state = learner.init()
+    assert [x.tolist() for x in jax.tree.leaves((state.params, state.model_state))] == [[[1]], [1, 1]]
+
+
+def test_donated_arrays_of_the_model_are_named(tmp_path):
+    def build(name, model):
+        return quiet(tmp_path / name).build(model, optax.sgd, 0.1, train_step=line_step, valid_step=line_step)
+
+    model = line()
+    learner, other = build("fit", model), build("other", model)
+    model["w"].delete()  # as a program does that gets it in `donate_argnums`
+    with raises_code("model-deleted", "(dict)", names="w"):
+        learner.fit(batches())
+    for use in (other.init, lambda: other.evaluate(valid_data()), lambda: build("again", model)):
+        with raises_code("model-deleted", names="w"):
+            use()
+
+
+@pytest.mark.full
+def test_a_run_resumes_without_the_arrays_of_its_model(tmp_path):
+    builder = quiet(tmp_path / "run").with_file_checkpointer(keep_last=1).num_epochs(1)
+    build_line(builder).fit(batches())
+    model = line()
+    learner = builder.resume().num_epochs(2).build(model, optax.sgd, 0.05, train_step=line_step, valid_step=line_step)
+    for array in jax.tree.leaves(model):
+        array.delete()
+    assert len(learner.fit(batches()).history["train/Loss"]) == 2
+
+
 def test_missing_learning_rate_is_reported_with_other_problems(tmp_path):
     with raises_code("learning-rate-value", "build(model, optimizer, lr)"):
         quiet(tmp_path / "run").build(line(), optax.sgd, train_step=line_step)

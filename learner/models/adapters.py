@@ -1,5 +1,6 @@
 """Models of all libraries, split into differentiated arrays, carried arrays, and the recipe to merge them."""
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -220,6 +221,29 @@ def _refuse_long_integers(model_state: PyTree) -> None:
                     code="model-integer-too-large",
                     name=name,
                 )
+
+
+def copy_numpy(adapter: ModelAdapter) -> ModelAdapter:
+    """Return the adapter with copies of NumPy arrays, which can change in place, unlike those of JAX."""
+    adapter = copy.copy(adapter)
+    adapter.params, adapter.model_state = jax.tree.map(
+        lambda x: np.array(x) if isinstance(x, np.ndarray) else x, (adapter.params, adapter.model_state)
+    )
+    return adapter
+
+
+def refuse_deleted(adapter: ModelAdapter) -> None:
+    """Raise `LearnerError` for arrays that were donated to another program, which deletes them."""
+    leaves = {**named_leaves(adapter.params), **named_leaves(adapter.model_state)}
+    deleted = [name for name, x in leaves.items() if isinstance(x, jax.Array) and x.is_deleted()]
+    if deleted:
+        names = join_names(deleted, most=3)
+        raise LearnerError(
+            f"another program has donated arrays of the model ({adapter.name}), which deletes them: {names}. Pass it "
+            "copies, jax.tree.map(jnp.copy, ...), or build the learner with its result",
+            code="model-deleted",
+            names=names,
+        )
 
 
 def refuse_abstract(model: Any) -> None:

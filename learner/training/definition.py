@@ -13,6 +13,7 @@ import numpy as np
 from learner.data.source import source_of
 from learner.data.workers import check_process
 from learner.errors import LearnerError, Problem, one_error
+from learner.models.adapters import refuse_deleted
 from learner.optimizers.schedule_resolution import OptimizerDefinition, ResolvedOptimizer
 from learner.steps.parts import TracedCall, call_in_parts
 from learner.steps.population import Start, as_member, init_population, stacked_shapes
@@ -155,6 +156,7 @@ class TrainingDefinition(NotPicklable):
 
     def init(self) -> TrainState:
         """Return the state before the first step, on one device, bit-identical to the one in `fit`."""
+        refuse_deleted(self.step.adapter)
         if not self.strategy.resident:
             return self.step.init(self.optimizer.lr, self.options.seed)
         # In separate programs, as in `fit`: in a single program XLA rounds small random numbers differently.
@@ -171,6 +173,7 @@ class TrainingDefinition(NotPicklable):
         """Compile the initialisation in this number of threads, and yield a function that returns the state before the
         first step, placed by the strategy.
         """
+        refuse_deleted(self.step.adapter)
         # These programs run once: with fewer passes, XLA's CPU compiler takes a third of the time, and the bits are the
         # same.
         compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)
