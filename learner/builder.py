@@ -22,6 +22,7 @@ from learner.metrics.losses import Loss
 from learner.metrics.metric_checks import check_metric, check_numeric, splits_of
 from learner.metrics.monitor import Monitor
 from learner.models.matching import Match, matcher
+from learner.models.model_types import CreatesModel, FunctionOfRngs, ModelT
 from learner.records.fitting import refuse_malformed
 from learner.records.recorder import Recorder
 from learner.runs.file_names import refuse_same_files
@@ -49,7 +50,6 @@ from learner.util.several import as_several
 from learner.util.slurm import job_end
 from learner.util.text import name_of
 
-ModelT = TypeVar("ModelT")
 SelectionT = TypeVar("SelectionT", bound=Selection)
 
 
@@ -841,7 +841,23 @@ class LearnerBuilder:
     @overload
     def build(
         self,
-        model: Callable[[], ModelT],
+        model: CreatesModel[ModelT],
+        optimizer: Any = None,
+        lr: Any = None,
+        train: Any = None,
+        valid: Any = None,
+        *,
+        train_step: Callable[..., Any] | None = None,
+        valid_step: Callable[..., Any] | None = None,
+        predict_step: Callable[..., Any] | None = None,
+        update: Callable[..., Any] | None = None,
+        trainable: Any = None,
+    ) -> Learner[ModelT]: ...
+
+    @overload
+    def build(
+        self,
+        model: FunctionOfRngs[ModelT],
         optimizer: Any = None,
         lr: Any = None,
         train: Any = None,

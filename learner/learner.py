@@ -18,6 +18,7 @@ from learner.data.workers import check_process
 from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
 from learner.models.array_info import array_infos
+from learner.models.model_types import ModelT
 from learner.renderers.tree import folded
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
@@ -26,7 +27,7 @@ from learner.training.feed.inputs import data_rewinder, rewound
 from learner.training.fit_run import fit_run
 from learner.training.passes import MetricValues
 from learner.training.pure_steps import PureSteps
-from learner.training.result import LearningResult, ModelT
+from learner.training.result import LearningResult
 from learner.training.run import Run
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table

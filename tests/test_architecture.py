@@ -299,12 +299,16 @@ def is_overload(node):
 def public(tree):
     """Return public functions and classes of a module, and the public methods of those classes."""
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+        if is_public(node):
             yield node.name, node
             for inner in node.body if isinstance(node, ast.ClassDef) else ():
-                is_definition = isinstance(inner, ast.FunctionDef | ast.ClassDef)
-                if is_definition and not inner.name.startswith("_") and not is_overload(inner):
+                if is_public(inner):
                     yield f"{node.name}.{inner.name}", inner
+
+
+def is_public(node):
+    is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    return is_definition and not is_overload(node)
 
 
 def test_public_names_are_sorted():

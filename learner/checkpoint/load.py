@@ -12,7 +12,7 @@ import re
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, overload
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from learner.models.base import ModelAdapter
 from learner.models.freezing import trained_of
 from learner.models.linen import Linen
 from learner.models.matching import Match
+from learner.models.model_types import CreatesModel, FunctionOfRngs, ModelT
 from learner.optimizers.schedule_resolution import with_placeholder_schedules
 from learner.records.model_files import load_model
 from learner.runs.history import History
@@ -49,7 +50,7 @@ Arrays = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadedCheckpoint:
+class LoadedCheckpoint(Generic[ModelT]):
     """The model and the metadata that `load_checkpoint` returns.
 
     Attributes:
@@ -79,8 +80,47 @@ class LoadedCheckpoint:
     params: Arrays = dataclasses.field(repr=False)
     model_state: Arrays = dataclasses.field(repr=False)
     opt_state: Arrays = dataclasses.field(repr=False)
-    model: Any = dataclasses.field(repr=False, default=None)
-    optimizer_state: PyTree = dataclasses.field(repr=False, default=None)
+    model: ModelT = dataclasses.field(repr=False)
+    optimizer_state: PyTree = dataclasses.field(repr=False)
+
+
+@overload
+def load_checkpoint(
+    directory: str | Path,
+    which: int | str = "best",
+    model: CreatesModel[ModelT] = ...,
+    *,
+    step: int | None = None,
+    optimizer: Any = None,
+    trainable: Any = None,
+    freeze: Match | Sequence[Match] = (),
+) -> LoadedCheckpoint[ModelT]: ...
+
+
+@overload
+def load_checkpoint(
+    directory: str | Path,
+    which: int | str = "best",
+    model: FunctionOfRngs[ModelT] = ...,
+    *,
+    step: int | None = None,
+    optimizer: Any = None,
+    trainable: Any = None,
+    freeze: Match | Sequence[Match] = (),
+) -> LoadedCheckpoint[ModelT]: ...
+
+
+@overload
+def load_checkpoint(
+    directory: str | Path,
+    which: int | str = "best",
+    model: ModelT = ...,
+    *,
+    step: int | None = None,
+    optimizer: Any = None,
+    trainable: Any = None,
+    freeze: Match | Sequence[Match] = (),
+) -> LoadedCheckpoint[ModelT]: ...
 
 
 def load_checkpoint(
@@ -92,7 +132,7 @@ def load_checkpoint(
     optimizer: Any = None,
     trainable: Any = None,
     freeze: Match | Sequence[Match] = (),
-) -> LoadedCheckpoint:
+) -> LoadedCheckpoint[Any]:
     """Read a checkpoint of a run, which may still be training.
 
     Args:

@@ -12,6 +12,7 @@ from learner.models.adapters import adapter_of, check_trainable
 from learner.models.base import Trainable
 from learner.models.linen import Linen
 from learner.models.masks import as_predicate
+from learner.models.model_types import ModelT
 from learner.models.nnx_modules import nnx_modules, set_modes
 from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
 from learner.models.tree_structure import TreeStructure
@@ -45,7 +46,7 @@ def trainable_params(model: Any, trainable: Trainable = None) -> PyTree:
     return TreeAdapter(tree, trainable, shared=True).params
 
 
-def with_parameters(model: Any, params: PyTree) -> Any:
+def with_parameters(model: ModelT, params: PyTree) -> ModelT:
     """Return the model with the values of `params`, by path. Parameters that are not in `params` keep their values.
 
     Args:
@@ -142,7 +143,7 @@ def _tops(names: list[str]) -> list[str]:
     return list(dict.fromkeys(name.split(".")[0] for name in names))
 
 
-def eval_mode(model: Any) -> Any:
+def eval_mode(model: ModelT) -> ModelT:
     """Return a copy of a model in eval mode: no dropout, running statistics, and any other modes of its library.
 
     Later training does not change its values. The modules of a pytree get the mode; one without modules is returned
@@ -156,24 +157,25 @@ def eval_mode(model: Any) -> Any:
     return _in_mode(model, train=False)
 
 
-def train_mode(model: Any) -> Any:
+def train_mode(model: ModelT) -> ModelT:
     """Return a copy of a model in train mode; see `eval_mode`. `value_and_grad` does this automatically."""
     return _in_mode(model, train=True)
 
 
-def _in_mode(model: Any, train: bool) -> Any:
+def _in_mode(model: ModelT, train: bool) -> ModelT:
     if _is_nnx(model):
         from flax import nnx
 
         graph, state = nnx.split(model)
-        result = nnx.merge(graph, nnx.as_pure(state))
-        result.train() if train else result.eval()
-        return result
+        module: Any = nnx.merge(graph, nnx.as_pure(state))
+        module.train() if train else module.eval()
+        in_mode: ModelT = module
+        return in_mode
     if isinstance(model, Linen):
         result = copy.copy(model)
         result.train = train
         return result
-    tree = inference_mode(model, not train) if equinox_of(model) else model
+    tree: ModelT = inference_mode(model, not train) if equinox_of(model) else model
     if nnx_modules(model):
         tree = TreeStructure(model).unflatten(jax.tree.leaves(tree))  # of new modules
         set_modes(tree, train)
@@ -202,7 +204,7 @@ def _without_variables(tree: PyTree) -> PyTree:
     return tree
 
 
-def _replaced(tree: PyTree, new: dict[str, Array]) -> PyTree:
+def _replaced(tree: ModelT, new: dict[str, Array]) -> ModelT:
     """Return the tree with other arrays at the paths of `new`."""
     old, problems = named_leaves(tree), []
     for name, x in new.items():
@@ -216,7 +218,9 @@ def _replaced(tree: PyTree, new: dict[str, Array]) -> PyTree:
     for name, first in structure.tied.items():
         if name in new:
             new.setdefault(first, new[name])
-    return structure.unflatten([new.get(n, x) for n, x in zip(structure.names, jax.tree.leaves(tree), strict=True)])
+    leaves = zip(structure.names, jax.tree.leaves(tree), strict=True)
+    replaced: ModelT = structure.unflatten([new.get(name, x) for name, x in leaves])
+    return replaced
 
 
 def _described(x: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.errors import LearnerError, near
+from learner.models.model_types import ModelT
 from learner.records.fitting import LoadReport, Rename
 from learner.records.json import JsonRecorder
 from learner.records.messagepack import MessagePackRecorder
@@ -64,14 +65,14 @@ def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -
 
 def load_model(
     path: str | Path,
-    model: Any,
+    model: ModelT,
     *,
     rename: Rename = (),
     strict: bool = True,
     layout: str | None = None,
     report: Callable[[LoadReport], Any] | None = None,
     recorder: Recorder | None = None,
-) -> Any:
+) -> ModelT:
     """Return a copy of a model with the arrays of a file.
 
     Arrays are cast to the dtypes of the model, whatever the precision of the file, and placed on the same devices as
@@ -114,7 +115,8 @@ def load_model(
         raise LearnerError(_absent(target), code="record-file-missing")
     how = {"rename": rename, "strict": strict, "layout": layout, "report": report}
     with target.open("rb") as file:
-        return recorder.read(file, target.stat().st_size, str(target), model, **how)
+        loaded: ModelT = recorder.read(file, target.stat().st_size, str(target), model, **how)
+    return loaded
 
 
 def _checked(path: Any) -> Path:

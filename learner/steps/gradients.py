@@ -17,7 +17,7 @@ They are pure, except for models that a library changes in place, and work insid
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,21 @@ from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any
+OutputT = TypeVar("OutputT")
+_Converted = TrainOutput | dict[str, Any]
+Converted = _Converted | tuple[_Converted, Any]  # which the function returns as other types
+
+
+@overload
+def value_and_grad(
+    step: Callable[..., Converted], trainable: Trainable = None
+) -> Callable[..., tuple[Any, PyTree]]: ...
+
+
+@overload
+def value_and_grad(
+    step: Callable[..., OutputT], trainable: Trainable = None
+) -> Callable[..., tuple[OutputT, PyTree]]: ...
 
 
 def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Callable[..., tuple[Any, PyTree]]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError, near, one_error
 from learner.models.base import same_tree, select_leaves
+from learner.models.model_types import ModelT
 from learner.models.params import named_arrays, trainable_params, with_parameters
 from learner.models.tree_structure import TreeStructure
 from learner.steps.optimizer import (
@@ -78,13 +79,13 @@ class Optimizer:
     def step(
         self,
         lr: Any,
-        params: Any,
+        params: ModelT,
         grads: PyTree,
         opt_state: PyTree,
         *,
         loss: Array | None = None,
         value_fn: Callable[[PyTree], Array] | None = None,
-    ) -> tuple[Any, PyTree]:
+    ) -> tuple[ModelT, PyTree]:
         """Return `(params, opt_state)` after one update of the parameters that have gradients.
 
         Args:

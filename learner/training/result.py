@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 import jax
 
+from learner.models.model_types import ModelT
 from learner.runs.history import History, Point
 from learner.runs.layout import end_word
 from learner.steps.eval_params import eval_params
@@ -20,15 +21,6 @@ from learner.training.run_plan import RunPlan
 from learner.training.setup.dispatch_plan import make_runner
 from learner.util.fragments import fragment, paragraph
 from learner.util.user_warnings import warn
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    ModelT = TypeVar("ModelT", default=Any)  # `Learner` alone, such as a base class, is one of any model
-else:
-    from typing import TypeVar
-
-    ModelT = TypeVar("ModelT")
 
 
 @dataclasses.dataclass(frozen=True)
