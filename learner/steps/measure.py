@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -185,17 +185,26 @@ class MetricCollection:
     def step_values(self, state: PyTree) -> Array:
         """Return the values of one step, float32 `[len(step_names)]`."""
         rows = zip(self.metrics, self._computes, self.state_of, strict=True)
-        values = [jnp.asarray(compute(state[index]), jnp.float32) for m, compute, index in rows if m.numeric]
+        values = [jnp.asarray(_value(m, compute, state[index]), jnp.float32) for m, compute, index in rows if m.numeric]
         return jnp.stack(values) if values else jnp.zeros((0,), jnp.float32)
 
     def values(self, state: PyTree) -> dict[str, PyTree]:
         """Return every metric's value by name: float32 scalars, or arrays for metrics that are not numeric."""
         rows = zip(self.metrics, self._computes, self.state_of, strict=True)
-        return {m.name: compute(state[index]) for m, compute, index in rows}
+        return {m.name: _value(m, compute, state[index]) for m, compute, index in rows}
 
     def collect(self, output: Any) -> tuple[PyTree, ...]:
         """Return the rows of one (micro-)batch to keep, per collecting metric."""
         return tuple(m.collect(output) for m in self.collecting)
+
+
+def _value(metric: Metric, compute: Callable[[Any], Any], state: Any) -> Any:
+    """Return the value of a metric. An error of `jax.debug_nans` gets a note that names it."""
+    try:
+        return compute(state)
+    except FloatingPointError as error:
+        error.add_note(f"while computing the metric {metric.name}, which is NaN if {metric.undefined}")
+        raise
 
 
 def _state_key(metric: Metric, number: int) -> Hashable:

@@ -13,7 +13,7 @@ from learner import ClassificationOutput, LearnerError, LearnerWarning, NonFinit
 from learner.data.source import source_of
 from learner.events import RunFailed
 from learner.loggers import MemoryLogger
-from learner.metrics import GradientNorm, SpearmanCorrelation
+from learner.metrics import R2, GradientNorm, SpearmanCorrelation
 from learner.runs.history import read_history
 from learner.steps.outputs import weighted_mean
 from learner.training.programs.in_flight import InFlightLimiter
@@ -320,6 +320,18 @@ def test_a_custom_update(tmp_path):
     result = build("stop").fit(Poisoned(3))
     expected = batches()[0]["t"].mean() * batches()[1]["t"].mean()
     np.testing.assert_allclose(result.model["w"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("targets", "note"),
+    [(T[:5], "while computing the metric R2"), (np.ones((8, 1), np.float32), "leave metrics out")],
+    ids=["a batch of one row", "constant, in a loop"],
+)
+def test_debug_nans_mentions_undefined_metrics(tmp_path, targets, note):
+    learner = build_line(quiet(tmp_path / "run").with_batch_size(4).metrics(R2()))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as raised:
+        learner.fit({"x": X[: len(targets)], "t": targets})
+    assert note in "".join(raised.value.__notes__)
 
 
 def test_nonfinite_error_is_a_learner_error():

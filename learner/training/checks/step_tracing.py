@@ -113,6 +113,10 @@ def watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str =
 
 
 OF_TRACED_CONSTANTS = "Computation compiled for"  # JAX's error about more inputs than the call has
+OF_DEBUG_NANS = (
+    "jax.debug_nans also stops at a metric that is undefined for a batch, whose value is NaN: leave metrics out to "
+    "find a NaN of the model"
+)
 
 
 class Tracing:
@@ -126,7 +130,7 @@ class Tracing:
 
     Raises:
       LearnerError: replaces the errors of JAX and flax about mismatched shapes, dtypes or structures. Other exceptions
-        get a note.
+        get a note, those of `jax.debug_nans`, which reports undefined metrics as well, another one.
 
     >>> with Tracing("train_step", "train", lambda: {"x": jax.ShapeDtypeStruct((2, 3), "float32")}):
     ...     raise TypeError("mine")
@@ -191,6 +195,9 @@ class Tracing:
             ) from error
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
         which = f"{which} ({listed(batch)})"
+        if isinstance(error, FloatingPointError):
+            error.add_note(f"in {self._name} with {which}. {OF_DEBUG_NANS}")
+            return
         # The user's exceptions keep their type, by which they may be caught.
         if not _may_be_of_shapes(error):
             error.add_note(f"while tracing {self._name} with {which}")
