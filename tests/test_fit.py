@@ -5,12 +5,14 @@ Tests of the default suite compare runs of identical programs, so they need no o
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
-from learner import RegressionOutput, load_checkpoint
+from learner import ClassificationOutput, RegressionOutput, load_checkpoint
 from learner.metrics import GradientNorm, IterationSpeed, TopKAccuracy
 from learner.runs.history import read_history
 from tests.support import spread
@@ -140,6 +142,37 @@ BESIDES = {
     "more metrics": lambda b: b.metrics(TopKAccuracy(2), IterationSpeed()).metric_train(GradientNorm()),
     "two steps at a time": lambda b: b.steps_per_dispatch(2),
 }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layers", [1, 6])
+def test_random_keys_pass_the_check_of_their_reuse(tmp_path, layers):
+    class Stack(nnx.Module):
+        def __init__(self, rngs):
+            self.hidden = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(layers)])
+            self.drop = nnx.Dropout(0.3, rngs=rngs)
+
+        def __call__(self, x):
+            for layer in self.hidden:
+                x = self.drop(layer(x))
+            return x
+
+    def train_step(model, batch, rng):
+        return valid_step(model, {**batch, "x": batch["x"] + jax.random.normal(rng, batch["x"].shape)})
+
+    def valid_step(model, batch):
+        return ClassificationOutput.from_logits(model(batch["x"]), batch["y"])
+
+    def build(epochs):
+        builder = quiet(tmp_path / "run", saves=True).num_epochs(epochs).resume()
+        return builder.build(Stack, optax.adam, 1e-2, train_step=train_step, valid_step=valid_step)
+
+    with jax.debug_key_reuse(True):
+        build(1).fit(shuffled(rows=ROWS), valid_data())
+        learner = build(2)
+        result = learner.fit(shuffled(rows=ROWS), valid_data())
+        assert learner.evaluate(valid_data())["Loss"] == result.history["valid/Loss"][-1]
+        assert sum(len(outputs.logits) for outputs in learner.predict(valid_data())) == 20
 
 
 @pytest.mark.full

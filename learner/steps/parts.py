@@ -14,6 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from learner.steps.program_fingerprint import jaxpr_fingerprint
 from learner.util.executables import compile_ahead, compile_threads
 from learner.util.jaxprs import programs_in
+from learner.util.trees import is_key
 
 Atom = Any  # a `Var` or a `Literal`
 Compiled = Callable[[Any], Any]
@@ -123,7 +124,16 @@ def with_barriers(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def _with_barrier(program: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    return lambda *inputs: jax.lax.optimization_barrier(program(*inputs))
+    """Return the program with a barrier behind its results, but for random keys: they are integers, which nothing
+    rounds, and `jax.debug_key_reuse` takes those behind a barrier for used ones.
+    """
+
+    def separated(*inputs: Any) -> list[Any]:
+        results = program(*inputs)
+        numbers = iter(jax.lax.optimization_barrier([x for x in results if not is_key(x)]))
+        return [x if is_key(x) else next(numbers) for x in results]
+
+    return separated
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,27 @@ def test_barriers_separate_draws_from_their_scale():
     assert_same(jax.jit(with_barriers(layers))(key), layers(key))
 
 
+def call_with_barriers(function, arguments):
+    return jax.jit(with_barriers(function))(*arguments)
+
+
+@pytest.mark.parametrize("call", [call_in_parts, call_with_barriers])
+def test_used_keys_are_found_in_the_function_only(call):
+    """The keys that a program returns to the next one, or that pass a barrier, are unused."""
+
+    def split(key):
+        keys = jax.random.split(key, 6)
+        return [jax.random.normal(jax.random.fold_in(key, i), 3) for i, key in enumerate(keys)]
+
+    def reused(key):
+        return jax.random.normal(key, 3), jax.random.uniform(key, 3)
+
+    with jax.debug_key_reuse(True):
+        assert len(call(split, [jax.random.key(3)])) == 6
+        with pytest.raises(jax.errors.KeyReuseError):
+            call(reused, [jax.random.key(3)])
+
+
 @pytest.mark.full
 def test_equal_layers_are_compiled_once():
     def programs(count):
