@@ -16,6 +16,7 @@ from flax import nnx
 from learner import LearningResult, RegressionOutput
 from learner.runs.history import History
 from learner.strategies import Replicated, Sharded
+from learner.training.programs.executor import Runner
 from learner.training.result import BestModel
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -47,6 +48,25 @@ def test_attributes_and_repr():
     assert (result.model, result.stopped_by, result.summary) == ("the model", "num_epochs", {"steps": 6})
     assert result.history["train/Loss"] == [0.5]
     assert repr(result) == "LearningResult(stopped_by='num_epochs', history=['train/Loss'])"
+
+
+def test_arrays_on_the_device_at_the_end_of_a_run(tmp_path, monkeypatch):
+    """The parameters and two moments of Adam, and a copy of the parameters, which outlives the learner."""
+
+    def count():
+        gc.collect()
+        return sum(x.shape == (3, 71) for x in jax.live_arrays())
+
+    during, rebuild = [], Runner.rebuild
+    monkeypatch.setattr(Runner, "rebuild", lambda *given: during.append(count()) or rebuild(*given))
+    data = {"x": np.ones((8, 3), np.float32), "t": np.ones((8, 71), np.float32)}
+    learner = quiet(tmp_path / "run").with_batch_size(4).build(line(3, 71), optax.adam, 0.1, train_step=line_step)
+    given = count()
+    result = learner.fit(data)
+    assert (during, count()) == ([given + 4], given + 4)
+    del learner
+    assert count() == given + 1
+    assert result.model["w"].shape == (3, 71)
 
 
 def test_the_best_model_is_read_lazily_and_once():

@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.steps.buffers import BatchBuffer, Feed, StepOutputs
-from learner.steps.eval_params import eval_leaves, eval_params
+from learner.steps.eval_params import eval_leaves, eval_params, has_eval_params
 from learner.steps.population import member_shapes
 from learner.steps.program import Programs
 from learner.steps.train_state import TrainState
@@ -176,7 +176,10 @@ class Runner:
 
     def model(self) -> Any:
         """Return the user's model of the current state, in eval mode, with copies of the arrays."""
-        return self.rebuild(self.copy(self.state))
+        state = self.state
+        if not has_eval_params(named_leaves(state.opt_state)):
+            state = dataclasses.replace(state, opt_state=())  # often twice as large as the model
+        return self.rebuild(self.copy(state))
 
     def rebuild(self, state: TrainState) -> Any:
         """Return the user's model of a state. It uses the state's arrays."""
