@@ -128,6 +128,19 @@ def test_processes_decide_by_a_hooks_numbers_of_the_first(tmp_path):
     assert load_checkpoint(tmp_path / "run").epoch == 2
 
 
+@pytest.mark.full
+def test_processes_decide_by_metrics_on_the_host_of_the_first(tmp_path):
+    """Process 0 is best in epoch 2, and stops after epoch 4; process 1 alone would improve in every epoch."""
+    temperatures = [[3.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]]
+    save = {**BEST, "monitor": "train/Temperature", "mode": None}
+    ends = trained(tmp_path / "run", 2, accumulate=4, epochs=6, save=save, temperatures=temperatures)
+    assert [end["steps"] for end in ends] == [8, 8]
+    assert saved_steps(tmp_path / "run") == [4, 8]
+    assert load_checkpoint(tmp_path / "run").epoch == 2
+    np.testing.assert_equal(left(tmp_path / "run", 0), left(tmp_path / "run", 1))
+    np.testing.assert_allclose(left(tmp_path / "run")["history train/Learning Rate"], [0.2, 0.2, 0.2, 0.1])
+
+
 def test_only_the_first_process_writes_but_for_logs(two):
     directory, _ = two
     events = [line["event"] for line in journal_of(directory)]

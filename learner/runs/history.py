@@ -101,6 +101,19 @@ class History(Mapping[str, list[Any]]):
         points = self._points.get(key)
         return Point._make(points[-1]) if points else None
 
+    def replace_newest(self, values: Mapping[str, float]) -> None:
+        """Replace the newest value of each of these keys.
+
+        >>> history = History()
+        >>> history.record("valid", epoch=1, step=45, values={"Loss": 0.5})
+        >>> history.replace_newest({"valid/Loss": 0.25})
+        >>> history.points("valid/Loss")
+        [Point(epoch=1, step=45, value=0.25)]
+        """
+        for key, value in values.items():
+            epoch, step, _ = self._points[key][-1]
+            self._points[key][-1] = epoch, step, value
+
     def discard(self, keys: Collection[str]) -> None:
         """Remove all values of these keys."""
         for key in keys:

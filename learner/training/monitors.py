@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from learner.checkpoint.retention import CheckpointOptions
 from learner.errors import Problem, near
 from learner.events import MetricInfo
+from learner.metrics.base import Metric
 from learner.metrics.monitor import Monitor
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.training.options import NUMBERS, Options
@@ -34,6 +35,13 @@ def monitored_keys(options: Options, valid_splits: list[str], plateau: ReduceOnP
 def monitored_numbers(options: Options, plateau: ReduceOnPlateau | None) -> list[str]:
     """Return the keys of the numbers of hooks on which a decision depends."""
     return sorted(key for key in monitored_keys(options, [], plateau) if key.startswith(NUMBERS))
+
+
+def monitored_on_host(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
+    """Return the keys of the monitored metrics that each process computes on its host."""
+    metrics = [(split, metric) for split in ("train", *valid_splits) for metric in options.metrics_of(split)]
+    on_host = {f"{split}/{metric.name}" for split, metric in metrics if not isinstance(metric, Metric)}
+    return sorted(on_host & monitored_keys(options, valid_splits, plateau))
 
 
 def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:

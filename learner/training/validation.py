@@ -9,6 +9,7 @@ from learner.steps.finite import valid_advice
 from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Feeder
 from learner.training.member_decisions import MemberDecisions
+from learner.training.monitored_values import MonitoredValues
 from learner.training.options import NUMBERS
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import OomContext
@@ -37,6 +38,7 @@ class Validator(ThreadOwned):
       accumulate: micro-batches per optimizer step.
       early_stopping: the early stoppings that may end the run.
       plateau: the scheduler that uses the values, or None.
+      monitored: the values of monitored metrics.
       log: writes to the application log.
       warn: shows a warning to people.
       validated_step: the optimizer step of the last complete validation, or None.
@@ -60,6 +62,7 @@ class Validator(ThreadOwned):
         accumulate: int,
         early_stopping: Sequence[MetricEarlyStopping],
         plateau: ReduceOnPlateau | None,
+        monitored: MonitoredValues,
         log: logging.Logger,
         warn: Callable[[str], None],
         validated_step: int | None = None,
@@ -69,7 +72,7 @@ class Validator(ThreadOwned):
         self.feeders, self._batches = feeders, batches
         self._schedule, self._accumulate = schedule, accumulate
         self._early_stopping, self._plateau = early_stopping, plateau
-        self._log, self._warn = log, warn
+        self._monitored, self._log, self._warn = monitored, log, warn
         self.validated_step = validated_step
         self._members = members
         self._logged_at: dict[str, int] = {}  # the step of the newest number of a hook, by name
@@ -113,8 +116,13 @@ class Validator(ThreadOwned):
 
     def validate(self, p: Position, at_step: int | None) -> bool:
         """Validate the remaining splits. This reads the state and changes nothing. Return False if interrupted."""
-        if not p.remaining_splits:
-            return True  # the end of an epoch without a due validation
+        # No splits remain at the end of an epoch without a due validation, at which metrics of train are measured.
+        if p.remaining_splits and not self._validate_splits(p, at_step):
+            return False
+        self._monitored.share(p.step)
+        return True
+
+    def _validate_splits(self, p: Position, at_step: int | None) -> bool:
         self._stop.compare_processes()
         for split in p.remaining_splits:
             # Before anything of this split is logged: a checkpoint of an interrupted validation cuts the logs here.

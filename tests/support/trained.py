@@ -46,12 +46,12 @@ def train(coordinator, count, index, directory, kind, given):
     from flax import nnx
     from jax.experimental import multihost_utils
 
-    from learner import LearnerBuilder, LearnerError, Updates
+    from learner import LearnerBuilder, LearnerError, ReduceOnPlateau, Updates
     from learner.checkpoint import places
     from learner.data import DataLoaderBuilder, PerProcess
     from learner.distributed.departure import leave
     from learner.loggers import JsonLines, MetricLogger
-    from learner.metrics import Accuracy, GradientNorm, HostMetric, MeanMetric, Perplexity
+    from learner.metrics import Accuracy, GradientNorm, HostMetric, LearningRate, MeanMetric, Perplexity
     from learner.strategies import Sharded, fsdp
     from learner.training.stopping import MetricEarlyStopping
     from tests.support import spread
@@ -73,6 +73,21 @@ def train(coordinator, count, index, directory, kind, given):
 
         def reset(self):
             pass
+
+    class Temperature(HostMetric):
+        name, higher_is_better = "Temperature", False
+
+        def __init__(self, temperatures):
+            self._temperatures, self._next = temperatures, 0
+
+        def update(self, steps, seconds):
+            return self._temperatures[self._next]
+
+        def compute(self):
+            return self._temperatures[self._next]
+
+        def reset(self):
+            self._next += 1
 
     class Scaled(MeanMetric):
         name, higher_is_better, fields = "Scaled", False, ("logits",)
@@ -165,6 +180,11 @@ def train(coordinator, count, index, directory, kind, given):
     if scores := options.get("scores"):
         builder.on_epoch_end(lambda info, model: {"Score": scores[index][info.epoch - 1]})
         builder.early_stopping(MetricEarlyStopping("custom/Score", "min", patience=2))
+    lr = options["lr"]
+    if temperatures := options.get("temperatures"):
+        builder.metric_train(Temperature(temperatures[index])).metric_train(LearningRate())
+        builder.early_stopping(MetricEarlyStopping("train/Temperature", patience=2))
+        lr = ReduceOnPlateau(lr, "train/Temperature", factor=0.5, patience=0)
     if options.get("profile"):
         builder.profile(tuple(options["profile"]))
     if options.get("limits"):
@@ -185,7 +205,7 @@ def train(coordinator, count, index, directory, kind, given):
     if pattern := options.get("freeze"):
         builder.freeze(pattern)
     model = make() if options.get("object") else make
-    learner = builder.build(model, lambda lr: optax.adam(lr, b1=beta), options["lr"])
+    learner = builder.build(model, lambda lr: optax.adam(lr, b1=beta), lr)
     arrays = case.data(options["rows"], options.get("data_seeds", [1] * 9)[index])
     if "bad" in options:
         arrays["x"][options["bad"]] = np.nan

@@ -246,6 +246,10 @@ class Reporter(ThreadOwned):
         last = {key: history.last(key) for key in history}
         return {key: point.value for key, point in last.items() if point is not None and at in (None, point.step)}
 
+    def replace_newest(self, values: Mapping[str, float]) -> None:
+        """Replace the newest values of these keys in the history, in order."""
+        self.put(Callback(lambda: self._delivery.history.replace_newest(values)))
+
     def journal(self, event: str, member: int | None = None, **fields: Any) -> None:
         """Write a line of the journal, in order. `member`: write to the journal of this member of a population."""
         self.put(Callback(lambda: self._delivery_of(member).journal(event, fields)))

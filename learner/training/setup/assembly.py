@@ -12,6 +12,8 @@ from learner.training.feed.dispatches import Feeder
 from learner.training.feed.inputs import run_length
 from learner.training.files.run_outputs import Outputs
 from learner.training.member_decisions import MemberDecisions
+from learner.training.monitored_values import MonitoredValues
+from learner.training.monitors import monitored_on_host
 from learner.training.profiler import Profiler
 from learner.training.programs.executor import Runner
 from learner.training.programs.population_runner import PopulationRunner
@@ -86,6 +88,9 @@ def build_validator(
         accumulate=options.accumulate,
         early_stopping=() if spec.members else options.early_stopping,
         plateau=None if spec.members else spec.plateau,
+        monitored=MonitoredValues(
+            reporter, spec.processes, monitored_on_host(options, list(spec.inputs.valid), spec.plateau)
+        ),
         log=outputs.log,
         warn=outputs.warn,
         validated_step=None if restored is None else restored.progress["validated_step"],

@@ -12,13 +12,12 @@ from learner.checkpoint.store import CheckpointStore
 from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import ProcessError
-from learner.metrics.base import HostMetric, Metric
+from learner.metrics.base import HostMetric
 from learner.training.checkpoints.restored_parts import reporter_values
 from learner.training.checkpoints.saving import CheckpointSaver
 from learner.training.feed.group import bytes_of
 from learner.training.files.run_outputs import Outputs, closing
 from learner.training.monitors import monitor_of
-from learner.training.options import NUMBERS
 from learner.training.population import Member
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import MemoryFootprint, explain_oom
@@ -143,11 +142,6 @@ def best_snapshot(spec: RunSpec, store: CheckpointStore) -> BestSnapshot | None:
     if options.checkpoints is None or options.checkpoints.keep_best == 0:
         return None
     monitor, higher_is_better = monitor_of(options, list(spec.inputs.valid))
-    split, _, name = monitor.partition("/")
-    # All processes must save the same steps. Of metrics, only those on the devices have the same value in all of them.
-    on_devices = any(m.name == name and isinstance(m, Metric) for m in options.metrics_of(split))
-    if spec.processes.count > 1 and not (on_devices or monitor.startswith(NUMBERS)):
-        return None
     # A checkpoint that was saved at a stop is removed later, so it cannot represent its epoch.
     stopped = None
     if restored is not None and restored.progress["at_stop"]:
