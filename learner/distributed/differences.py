@@ -3,10 +3,12 @@
 import collections
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 SHOWN, LONGEST = 6, 120  # differing positions to show, and characters of each
+COMMON = 40  # characters of a long text that are shown before the first difference
+MISSING = object()
 Json = Any
 
 
@@ -30,33 +32,48 @@ def describe_difference(what: str, values: Sequence[Json]) -> str:
     >>> print(describe_difference("the seed", [3, 4]))
     the processes of the run differ in the seed: 3 in process 0; 4 in process 1
     """
-    flat = [_leaves(value) for value in values]
-    paths = [path for path in dict.fromkeys(itertools.chain(*flat)) if len({leaves.get(path) for leaves in flat}) > 1]
+    differing = list(_differing(values))
     lines = []
-    for path in paths[:SHOWN]:
+    for path, texts in differing[:SHOWN]:
         processes_with = collections.defaultdict(list)
-        for index, leaves in enumerate(flat):
-            processes_with[leaves.get(path, "missing")].append(index)
-        values = "; ".join(
-            f"{text[:LONGEST]} in {named_processes(processes)}" for text, processes in processes_with.items()
-        )
-        lines.append(f"{path} is {values}" if path else values)
+        for index, text in enumerate(texts):
+            processes_with[text].append(index)
+        excerpts = zip(_excerpts(list(processes_with)), processes_with.values(), strict=True)
+        shown = "; ".join(f"{text} in {named_processes(processes)}" for text, processes in excerpts)
+        lines.append(f"{path} is {shown}" if path else shown)
     title = f"the processes of the run differ in {what}:"
-    if paths == [""]:
+    if [path for path, _ in differing] == [""]:
         return f"{title} {lines[0]}"
-    more = [f"and at {len(paths) - SHOWN} more places"] if len(paths) > SHOWN else []
+    more = [f"and at {len(differing) - SHOWN} more places"] if len(differing) > SHOWN else []
     return "\n  ".join([title, *lines, *more])
 
 
-def _leaves(value: Json, prefix: str = "") -> dict[str, str]:
-    """Return the parts of a JSON value, and the lines of a text, as JSON by position."""
+def _excerpts(texts: Sequence[str]) -> list[str]:
+    """Return the parts of texts that contain the first difference between them."""
+    if all(len(text) <= LONGEST for text in texts):
+        return list(texts)
+    first = next(i for i, characters in enumerate(itertools.zip_longest(*texts)) if len(set(characters)) > 1)
+    begin = max(0, first - COMMON)
+    return [("…" if begin else "") + text[begin : begin + LONGEST] for text in texts]
+
+
+def _differing(values: Sequence[Json], path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield the smallest parts in which JSON values differ: their positions, and the JSON of each value there."""
+    texts = ["missing" if value is MISSING else json.dumps(value) for value in values]
+    if len(set(texts)) == 1:
+        return
+    parts = [part for value in values if (part := _parts(value)) is not None]
+    if len(parts) < len(values):
+        yield path, texts
+        return
+    for key in dict.fromkeys(itertools.chain(*parts)):
+        yield from _differing([part.get(key, MISSING) for part in parts], f"{path}.{key}" if path else str(key))
+
+
+def _parts(value: Json) -> dict[Any, Json] | None:
+    """Return the parts of a JSON object or array, or the lines of a text, by position; None if it has no parts."""
     if isinstance(value, str) and "\n" in value:
-        value = {f"line {number}": line for number, line in enumerate(value.split("\n"), 1)}
-    if not value or not isinstance(value, dict | list):
-        return {prefix: json.dumps(value)}
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {
-        path: text
-        for key, item in items
-        for path, text in _leaves(item, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
+        return {f"line {number}": line for number, line in enumerate(value.split("\n"), 1)}
+    if isinstance(value, list):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else None
