@@ -78,7 +78,7 @@ class Options:
     halving: Halving | None = None
     exploit: Exploit | None = None
     checkpoints: CheckpointOptions | None = DEFAULT_CHECKPOINTS
-    restore_best: bool | None = option(None, journal="restore_best")
+    restore_best: bool | None = option(None, journal="restore_best", agreement="restore_best")
     devices: Any = None
     start: dict[str, Any] | None = None
     steps_ahead: int = 0  # see `RunLength.ahead`; set when a run resumes

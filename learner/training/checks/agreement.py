@@ -1,5 +1,6 @@
 """Checks for several processes: all of them must describe the same run, and they fail together."""
 
+import collections
 import contextlib
 import zlib
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from learner.util.text import first_line, name_of
 from learner.util.trees import is_key, named_leaves
 
 PyTree = Any
+SAME_HOOKS = "all processes need the same hooks; work of one process goes inside of a hook"
 SAMPLED = 2**16  # elements of each array
 
 
@@ -56,14 +58,16 @@ def description(
     `fingerprint`: see `learner.training.checks.fingerprints`.
     """
     options, step, strategy = definition.options, definition.step, definition.strategy
+    checkpoints, stopping, plateau = options.checkpoints, options.early_stopping, definition.optimizer.plateau
     splits = {split: data_description(inputs, split, fingerprint["data"][split]) for split in inputs.first_batches}
     return {
         # First: the shapes of parts of a batch follow from it, and only a few differences are shown.
-        "strategy": [strategy.description, repr(getattr(strategy, "rules", None))],
+        "strategy": strategy.description,
+        "rules": repr(getattr(strategy, "rules", None)),
         "config": options.config_kept,
         "directory": options.shown,
         "options": options.recorded("agreement"),
-        "checkpoints": repr(options.checkpoints),
+        "checkpoints": checkpoints and {**vars(checkpoints), "record": repr(checkpoints.record)},
         "start": repr(options.start),
         "metrics": {split: [metric.name for metric in options.metrics_of(split)] for split in inputs.first_batches},
         "data": splits,
@@ -72,15 +76,21 @@ def description(
         "optimizer": None if step.optimizer is None else name_of(step.optimizer),
         "learning rate": definition.optimizer.lr,
         "schedules": fingerprint["settings"]["schedules"],
-        "ReduceOnPlateau": definition.optimizer.plateau is not None,
-        "precision": [repr(step.policy), step.matmul, step.remat is not None],
+        "ReduceOnPlateau": plateau and {**plateau.settings, "mode": plateau.monitor.mode},
+        "precision": {"policy": repr(step.policy), "matmul": step.matmul, "remat": step.remat is not None},
         "on_nonfinite": repr(step.watch),
-        "early stopping": [[vars(s.monitor), s.patience, s.warmup] for s in options.early_stopping],
-        "hooks": [len(options.on_epoch_end), [every for every, _ in options.every]],
+        "early stopping": [{**vars(s.monitor), "patience": s.patience, "warmup": s.warmup} for s in stopping],
+        "hooks": hook_counts(options),
         "programs": fingerprint["programs"],
         # Last: a step that computes something else differs in its own hash, too.
         **metrics,
     }
+
+
+def hook_counts(options: Options) -> dict[str, int]:
+    """Return the number of hooks by the method that adds them, as JSON."""
+    added_by = ["on_epoch_end"] * len(options.on_epoch_end) + [f"every({steps})" for steps, _ in options.every]
+    return collections.Counter(f"{method} ({SAME_HOOKS})" for method in added_by)
 
 
 def metrics_description(options: Options, programs: Mapping[str, Any]) -> dict[str, Any]:

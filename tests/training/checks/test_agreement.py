@@ -1,17 +1,31 @@
 """Tests of the description of a run that its processes compare."""
 
+import json
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner import LearnerError
+from learner import Learner, LearnerError, MetricEarlyStopping, ReduceOnPlateau
 from learner.data import DataLoaderBuilder, PerProcess
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
-from learner.training.checks.agreement import SAMPLED, data_description, digest, propagate_failures, sampled_digest
+from learner.distributed.differences import describe_difference
+from learner.records import CompactRecorder
+from learner.training.checks.agreement import (
+    SAME_HOOKS,
+    SAMPLED,
+    data_description,
+    description,
+    digest,
+    propagate_failures,
+    sampled_digest,
+)
 from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.inputs import Inputs
+from tests.support.runs import build_line, quiet
 
 
 def test_the_digest_of_arrays_covers_each_value():
@@ -110,3 +124,70 @@ def test_a_lost_process_is_not_an_error_of_the_step():
     assert raised.value.code == "process-devices-lost"
     assert raised.value.__cause__ is error
     assert peers.reported == [f"ValueError: {error}"]
+
+
+def plateau(**settings):
+    return lambda builder: build_line(builder, ReduceOnPlateau(0.1, **settings))
+
+
+DIFFERENCES = {
+    "a directory of checkpoints": (
+        lambda b: b.with_file_checkpointer(every_steps=5, directory="/runs/one"),
+        lambda b: b.with_file_checkpointer(every_steps=5, directory="/runs/two"),
+        ['checkpoints.directory is "/runs/one" in process 0; "/runs/two" in process 1'],
+    ),
+    "a record": (
+        lambda b: b.with_file_checkpointer(record=CompactRecorder()),
+        lambda b: b.with_file_checkpointer(),
+        ['checkpoints.record is "CompactRecorder()" in process 0; "None" in process 1'],
+    ),
+    "a patience": (
+        lambda b: b.early_stopping(MetricEarlyStopping(patience=1)),
+        lambda b: b.early_stopping(MetricEarlyStopping(patience=2)),
+        ["early stopping.0.patience is 1 in process 0; 2 in process 1"],
+    ),
+    "the best model": (
+        lambda b: b.restore_best(),
+        lambda b: b,
+        ["options.restore_best is true in process 0; null in process 1"],
+    ),
+    "hooks": (
+        lambda b: b.on_epoch_end(print).every(2, print),
+        lambda b: b.every(2, print).every(2, print),
+        [
+            f"hooks.on_epoch_end ({SAME_HOOKS}) is 1 in process 0; missing in process 1",
+            f"hooks.every(2) ({SAME_HOOKS}) is 1 in process 0; 2 in process 1",
+        ],
+    ),
+    "a factor of ReduceOnPlateau": (
+        plateau(factor=0.5),
+        plateau(factor=0.1),
+        ["ReduceOnPlateau.factor is 0.5 in process 0; 0.1 in process 1"],
+    ),
+    "a direction of ReduceOnPlateau": (
+        plateau(mode="min"),
+        plateau(mode="max"),
+        ['ReduceOnPlateau.mode is "min" in process 0; "max" in process 1'],
+    ),
+    "no ReduceOnPlateau": (
+        lambda b: b,
+        plateau(patience=3),
+        [
+            "learning rate is 0.05 in process 0; 0.1 in process 1",
+            'ReduceOnPlateau is null in process 0; {"factor": 0.1, "patience": 3, "cooldown": 0, "min_lr": 0.0, '
+            '"monitor": "valid/Loss", "min_delta": 0.0, "mode": null} in process 1',
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "lines"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_options_that_differ_are_named(tmp_path, first, second, lines):
+    inputs = SimpleNamespace(first_batches={})
+    fingerprint = {"settings": {"schedules": {}}, "programs": {}}
+    described = []
+    for change in (first, second):
+        changed = change(quiet(tmp_path / "run", saves=True))
+        learner = changed if isinstance(changed, Learner) else build_line(changed)
+        described.append(json.loads(json.dumps(description(learner.definition, inputs, None, {}, fingerprint))))
+    assert describe_difference("it", described).splitlines()[1:] == [f"  {line}" for line in lines]
