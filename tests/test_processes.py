@@ -174,6 +174,18 @@ def test_each_process_makes_its_parts_of_a_model(one, tmp_path):
     assert "made it on one device" not in (tmp_path / "run" / "experiment.log").read_text()
 
 
+@pytest.mark.full
+def test_a_process_reads_checkpoints_alone(tmp_path):
+    """The other one waits for its arrays meanwhile, as it does after `if index == 0: print(result.best_epoch)`."""
+    directory = tmp_path / "run"
+    first, second = trained(directory, 2, rules="fsdp", reads=0)
+    arrays = left(directory, 1)
+    epoch = 1 + int(np.argmin(arrays["history valid/Loss"]))
+    assert (first["best"], first["loaded"]) == ([epoch, 6 * epoch], 12)
+    np.testing.assert_allclose(first["weights"], arrays["['out']['kernel'].value"].sum(1), rtol=1e-5, atol=1e-6)
+    assert "best" not in second
+
+
 STOPS = {  # each is the reason of one process, or of all
     "sigterm, profiled": (
         {"profile": [2, 5], "epochs": 500, "at": {"process": 1, "step": 20, "what": "SIGTERM"}},
@@ -277,6 +289,14 @@ def test_a_process_that_fails_before_fit_ends_the_others(tmp_path):
     cause = "ValueError: there is no such data on this machine"
     at = {"process": 1, "what": "raise early"}
     ended_soon(tmp_path / "run", f"process 1 failed: {cause}", cause, at=at)
+
+
+@pytest.mark.full
+def test_a_checkpoint_to_start_from_that_one_process_cannot_read_ends_the_others(one, tmp_path):
+    missing = tmp_path / "nowhere"
+    cause = f"there is no directory {missing} to load a checkpoint from"
+    ended = ended_soon(tmp_path / "run", f"process 1 failed: {cause}", cause, initial=[str(one[0]), str(missing)])
+    assert "damaged" not in ended[0].out + ended[0].err
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,29 +42,35 @@ class ArrayFiles:
         return orbax.checkpoint
 
     @functools.cached_property
-    def _several(self) -> dict[str, Any]:
-        """Return the options of a run in several processes."""
-        if jax.process_count() == 1:
-            return {}
-        # With these, processes do not wait for each other on the devices, which are in use during a save.
-        processes = set(range(jax.process_count()))
-        options = self._ocp.options.MultiprocessingOptions(
-            primary_host=0, active_processes=processes, barrier_sync_key_prefix="learner"
-        )
-        return {"multiprocessing_options": options}
+    def _writer(self) -> Any:
+        """The checkpointer that all processes of a run save with, together."""
+        return self._checkpointer([STATE], range(jax.process_count()))
 
+    # With a barrier, a process that cannot read would let the others wait, and none could read alone.
     @functools.cached_property
-    def _orbax(self) -> Any:
-        return self._checkpointer({STATE: self._ocp.PyTreeCheckpointHandler(**self._several)})
+    def _reader(self) -> Any:
+        """The checkpointer that this process reads with, alone: no process sends another what it reads."""
+        return self._checkpointer([STATE], [jax.process_index()])
 
     @functools.cached_property
     def _format_1(self) -> Any:
-        return self._checkpointer({name: self._ocp.PyTreeCheckpointHandler(**self._several) for name in ITEMS})
+        return self._checkpointer(ITEMS, [jax.process_index()])
 
-    def _checkpointer(self, handlers: dict[str, Any]) -> Any:
-        composite = {"composite_options": self._ocp.CompositeOptions(**self._several)} if self._several else {}
-        handler = self._ocp.CompositeCheckpointHandler(**composite, **handlers)
-        return self._ocp.Checkpointer(handler, **self._several)
+    def _checkpointer(self, names: Iterable[str], processes: Sequence[int]) -> Any:
+        several = self._several(processes)
+        composite = {"composite_options": self._ocp.CompositeOptions(**several)} if several else {}
+        handlers = {name: self._ocp.PyTreeCheckpointHandler(**several) for name in names}
+        return self._ocp.Checkpointer(self._ocp.CompositeCheckpointHandler(**composite, **handlers), **several)
+
+    def _several(self, processes: Sequence[int]) -> dict[str, Any]:
+        """Return the options of these processes of a run; none for the only process."""
+        if jax.process_count() == 1:
+            return {}
+        # With these, processes do not wait for each other on the devices, which are in use during a save.
+        options = self._ocp.options.MultiprocessingOptions(
+            primary_host=processes[0], active_processes=set(processes), barrier_sync_key_prefix="learner"
+        )
+        return {"multiprocessing_options": options}
 
     def save(self, directory: Any, items: Mapping[str, Any]) -> None:
         """Write the items to a new directory. Return when every process has written its shards.
@@ -89,7 +95,7 @@ class ArrayFiles:
         before = {*threading.enumerate()}
         with quiet_orbax():
             try:
-                self._orbax.save(directory, args=args.Composite(**{STATE: args.PyTreeSave(dict(items))}))
+                self._writer.save(directory, args=args.Composite(**{STATE: args.PyTreeSave(dict(items))}))
             except BaseException:
                 # Threads of a failed save still write. They must end before their directory is removed.
                 self.close()
@@ -100,7 +106,7 @@ class ArrayFiles:
         """Return the tree of each item of a checkpoint. Its leaves have a `shape` and a `dtype`."""
         with quiet_orbax():
             if (directory / STATE).exists():
-                return dict(self._orbax.metadata(directory).item_metadata[STATE].tree)
+                return dict(self._reader.metadata(directory).item_metadata[STATE].tree)
             trees = self._format_1.metadata(directory).item_metadata
             return {name: trees[name].tree for name in ITEMS if (directory / name).exists()}
 
@@ -112,7 +118,7 @@ class ArrayFiles:
         with quiet_orbax():
             if (directory / STATE).exists():
                 args = self._ocp.args.Composite(**{STATE: self._restored(targets)})
-                return dict(self._orbax.restore(directory, args=args)[STATE])
+                return dict(self._reader.restore(directory, args=args)[STATE])
             args = self._ocp.args.Composite(**{name: self._restored(tree) for name, tree in targets.items()})
             return dict(self._format_1.restore(directory, args=args))
 
@@ -123,7 +129,7 @@ class ArrayFiles:
     def close(self) -> None:
         """End Orbax's threads."""
         # Popped, so that a later save gets a new checkpointer: a closed one cannot be used again.
-        for name in ("_orbax", "_format_1"):
+        for name in ("_writer", "_reader", "_format_1"):
             checkpointer = vars(self).pop(name, None)
             if checkpointer is not None:
                 with quiet_orbax():

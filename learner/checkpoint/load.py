@@ -133,7 +133,7 @@ def load_checkpoint(
     trainable: Any = None,
     freeze: Match | Sequence[Match] = (),
 ) -> LoadedCheckpoint[Any]:
-    """Read a checkpoint of a run, which may still be training.
+    """Read a checkpoint of a run, which may still be training. Each process may call this alone.
 
     Args:
       directory: the directory of the run or, if they are elsewhere, of its checkpoints. For a member of a population,

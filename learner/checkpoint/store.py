@@ -76,8 +76,8 @@ class CheckpointStore:
         Args:
           directory: the directory of the checkpoints; any path that Orbax accepts.
           retention: the rule for which to keep. Without it, the store is read-only.
-          once: calls a function in one of several processes, and returns its result or raises its error in all of them.
-            The processes save and read every checkpoint together.
+          once: calls a function in one of several processes, and returns its result or raises its error in all of them,
+            which then verify every checkpoint together. Processes save together, and each reads alone.
         """
         self.place = open_place(directory)
         self._retention, self._once = retention, once

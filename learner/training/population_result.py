@@ -52,7 +52,7 @@ class MemberResult(LearningResult[Any]):
         state = alone.strategy.place(state)  # the state of a wave is on the host
         adapter = definition.step.adapter.with_key(jax.random.key(member.seed))
         model = dataclasses.replace(definition.step, adapter=adapter).eval_model(state)
-        super().__init__(model, history, str(summary["stopped_by"]), summary, _no_best_model)
+        super().__init__(model, history, str(summary["stopped_by"]), summary, _no_best_model, _no_best_model)
         self.index, self.name, self.directory = member.index, member.name, definition.options.directory / member.name
         self.values = member.all_values
         self._evaluator = Evaluator(alone)

@@ -1,8 +1,8 @@
 """The result of `fit`."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic
 
@@ -12,7 +12,7 @@ from learner.models.model_types import ModelT
 from learner.runs.history import History, Point
 from learner.runs.layout import end_word
 from learner.steps.eval_params import eval_params
-from learner.training.checkpoints.model_loading import load_best_state
+from learner.training.checkpoints.model_loading import find_best, load_best_state
 from learner.training.checkpoints.resume import finished_summary, too_few_epochs
 from learner.training.definition import NotPicklable, TrainingDefinition
 from learner.training.programs.executor import Runner
@@ -70,24 +70,33 @@ class LearningResult(Generic[ModelT]):
         stopped_by: str,
         summary: Mapping[str, Any],
         load_best: Callable[[], BestModel[ModelT]],
+        find_best: Callable[[], tuple[int, int]],
         model_step: int | None = None,
     ):
         self.model = model
         self.history = history
         self.stopped_by = stopped_by
         self.summary = summary
-        self._load_best = RunFunction(load_best)
+        self._load_best, self._find_best = RunFunction(load_best), RunFunction(find_best)
         self._model_step = summary["steps"] if model_step is None else model_step
 
-    @cached_property
+    @functools.cached_property
     def _best(self) -> BestModel[ModelT]:
         best: BestModel[ModelT] = self._load_best()
+        self._best_place = best.epoch, best.step
         return best
+
+    @functools.cached_property
+    def _best_place(self) -> tuple[int, int]:
+        """The epoch and step of `best_model`."""
+        place: tuple[int, int] = self._find_best()
+        return place
 
     @property
     def best_model(self) -> ModelT:
         """The model of the best epoch, in eval mode: the one with the best value of the monitored metric, `valid/Loss`
-        by default. The first access reads it from its checkpoint; with several processes, all of them must access it.
+        by default. The first access reads it from its checkpoint; if it is sharded over several processes, all of them
+        must access it.
 
         Raises:
           LearnerError: the run saved nothing (`with_file_checkpointer(None)`), or its checkpoints are missing or
@@ -97,13 +106,15 @@ class LearningResult(Generic[ModelT]):
 
     @property
     def best_epoch(self) -> int:
-        """The epoch of `best_model`, 0 before the first one. Reads its checkpoint, and raises like `best_model`."""
-        return self._best.epoch
+        """The epoch of `best_model`, 0 before the first one. Each process may access it alone. It verifies the
+        checkpoint without loading the model, and raises like `best_model`.
+        """
+        return self._best_place[0]
 
     @property
     def best_step(self) -> int:
-        """The optimizer step of `best_model`. Reads its checkpoint, and raises like `best_model`."""
-        return self._best.step
+        """The optimizer step of `best_model`; see `best_epoch`."""
+        return self._best_place[1]
 
     def export(self, path: str | Path, inputs: Any, *, best: bool = True, **options: Any) -> Path:
         """Export the model for inference to a directory, and return its path; see `learner.records.export_model`.
@@ -117,10 +128,11 @@ class LearningResult(Generic[ModelT]):
         Raises:
           LearnerError: the model cannot be exported, or there is no best model.
         """
+        model = self.best_model if best else self.model
         metrics = numbers_at(self.history, self.best_step if best else self._model_step)
         from learner.records.inference import export_model
 
-        return export_model(path, self.best_model if best else self.model, inputs, metrics=metrics, **options)
+        return export_model(path, model, inputs, metrics=metrics, **options)
 
     def push(self, repository: str, *, best: bool = True, **options: Any) -> str:
         """Push the model and its metrics to the Hugging Face Hub, and return the URL of the commit; see
@@ -134,10 +146,11 @@ class LearningResult(Generic[ModelT]):
         Raises:
           LearnerError: the Hub rejects the push, or there is no best model.
         """
+        model = self.best_model if best else self.model
         metrics = numbers_at(self.history, self.best_step if best else self._model_step)
         from learner.records.hub import push_model
 
-        return push_model(repository, self.best_model if best else self.model, metrics=metrics, **options)
+        return push_model(repository, model, metrics=metrics, **options)
 
     def _repr_html_(self) -> str:
         points = {key: metric["best"] for key, metric in self.summary["metrics"].items()}
@@ -175,7 +188,8 @@ def result_of(
         state, _, model_step = load_best_state(definition, runner.state)
         runner.leaves = jax.tree.leaves(state)
     model = runner.model()
-    return LearningResult(model, history, summary["stopped_by"], summary, load_best, model_step)
+    find = functools.partial(find_best, definition)
+    return LearningResult(model, history, summary["stopped_by"], summary, load_best, find, model_step)
 
 
 def finished_runner(plan: RunPlan, restored: Restored) -> tuple[Runner, Mapping[str, Any]] | None:

@@ -46,7 +46,7 @@ def train(coordinator, count, index, directory, kind, given):
     from flax import nnx
     from jax.experimental import multihost_utils
 
-    from learner import LearnerBuilder, LearnerError, ReduceOnPlateau, Updates
+    from learner import LearnerBuilder, LearnerError, ReduceOnPlateau, Updates, load_checkpoint
     from learner.checkpoint import places
     from learner.data import DataLoaderBuilder, PerProcess
     from learner.distributed.departure import leave
@@ -185,6 +185,8 @@ def train(coordinator, count, index, directory, kind, given):
         builder.metric_train(Temperature(temperatures[index])).metric_train(LearningRate())
         builder.early_stopping(MetricEarlyStopping("train/Temperature", patience=2))
         lr = ReduceOnPlateau(lr, "train/Temperature", factor=0.5, patience=0)
+    if "initial" in options:
+        builder.initial_from(options["initial"][index])
     if options.get("profile"):
         builder.profile(tuple(options["profile"]))
     if options.get("limits"):
@@ -238,12 +240,17 @@ def train(coordinator, count, index, directory, kind, given):
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
         leave(str(error))  # otherwise process 0 could exit before the others have received the error
         sys.exit(2)
+    alone = {}
+    if options.get("reads") == index:  # while the other process waits to exchange arrays
+        loaded = load_checkpoint(directory, "latest", make())
+        weights = loaded.model.out.kernel[...] @ np.ones(4, np.float32)
+        alone = {"best": [result.best_epoch, result.best_step], "loaded": loaded.step, "weights": weights.tolist()}
     leaves = nnx.state(result.model, nnx.Any(nnx.Param, nnx.BatchStat))
     if count:
         leaves = multihost_utils.process_allgather(leaves, tiled=True)
     history = {f"history {key}": np.asarray(values) for key, values in result.history.items()}
     np.savez(f"{directory}/left-{index}.npz", **spread.leaves_of(leaves), **history)
-    print(json.dumps({"stopped_by": result.stopped_by, "steps": result.summary["steps"]}), flush=True)
+    print(json.dumps({"stopped_by": result.stopped_by, "steps": result.summary["steps"], **alone}), flush=True)
 
 
 if __name__ == "__main__":

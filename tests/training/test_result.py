@@ -37,10 +37,10 @@ from tests.support.runs import (
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-def result_of(load=lambda: None):
+def result_of(load=lambda: None, find=lambda: None):
     history = History()
     history.record("train", 1, 6, {"Loss": 0.5})
-    return LearningResult("the model", history, "num_epochs", {"steps": 6}, load)
+    return LearningResult("the model", history, "num_epochs", {"steps": 6}, load, find)
 
 
 def test_attributes_and_repr():
@@ -75,6 +75,14 @@ def test_the_best_model_is_read_lazily_and_once():
     assert read == []
     assert (result.best_model, result.best_epoch, result.best_step) == ("best model", 2, 12)
     assert read == ["best"]
+
+
+def test_the_best_epoch_is_found_once_without_reading_the_model():
+    found = []
+    result = result_of(find=lambda: found.append("best") or (2, 12))
+    assert found == []
+    assert (result.best_epoch, result.best_step, result.best_epoch) == (2, 12, 2)
+    assert found == ["best"]
 
 
 @pytest.mark.full
@@ -123,6 +131,18 @@ def second_best(tmp_path_factory, compiled_once):
     builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=1)
     learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
     return learner.fit(shuffled(), scripted(9.0, 1.0, 4.0)), directory
+
+
+@pytest.mark.full
+def test_the_best_epoch_is_that_of_an_intact_checkpoint(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
+    learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
+    result = learner.fit(shuffled(), scripted(9.0, 1.0, 4.0))
+    file = tmp_path / "run" / "checkpoint" / "12" / "state" / "_METADATA"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert (result.best_epoch, result.best_step) == (3, 18)
+    stored = checkpoint_bits(tmp_path / "run", 18)["model"]
+    assert model_bits(result.best_model) == {f"['{name}']": stored[f"['params']['{name}']"] for name in ("b", "w")}
 
 
 def scripted_step(model, batch):

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.manifest import DamagedError
@@ -16,6 +16,8 @@ from learner.training.files.run_directory import open_store
 from learner.training.progress.position import Position
 from learner.training.progress.restore import restore
 from learner.util.trees import named_leaves
+
+T = TypeVar("T")
 
 
 def load_model_state(
@@ -50,6 +52,29 @@ def load_best_state(definition: TrainingDefinition, state: TrainState) -> tuple[
     Raises:
       LearnerError: the run saved nothing, or none of its checkpoints can be read.
     """
+
+    def read(store: CheckpointStore, entry: Entry) -> tuple[TrainState, int, int]:
+        return load_model_state(definition, state, entry, store), epoch_of(store, entry), entry.step
+
+    return _read_best(definition, read)
+
+
+def find_best(definition: TrainingDefinition) -> tuple[int, int]:
+    """Return the epoch and step of the best intact checkpoint. No array is read.
+
+    Raises:
+      LearnerError: see `load_best_state`.
+    """
+
+    def read(store: CheckpointStore, entry: Entry) -> tuple[int, int]:
+        store.verify(entry.step)
+        return epoch_of(store, entry), entry.step
+
+    return _read_best(definition, read)
+
+
+def _read_best(definition: TrainingDefinition, read: Callable[[CheckpointStore, Entry], T]) -> T:
+    """Return the result of a function for the best checkpoint for which it does not raise `DamagedError`."""
     if definition.options.checkpoints is None:
         raise LearnerError(
             "the run kept no best model: with_file_checkpointer(None) turns saving off. Leave it out, or use "
@@ -60,8 +85,7 @@ def load_best_state(definition: TrainingDefinition, state: TrainState) -> tuple[
     with contextlib.closing(open_store(definition.options)) as store:
         for entry in store.ranked():
             try:
-                loaded = load_model_state(definition, state, entry, store)
-                return loaded, epoch_of(store, entry), entry.step
+                return read(store, entry)
             except DamagedError as error:
                 damaged.append(str(error))
     reason = "; ".join(damaged) or f"there is no checkpoint in {store.path(0).parent}"
