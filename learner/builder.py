@@ -805,7 +805,8 @@ class LearnerBuilder:
         `custom` and can be monitored (`custom/NAME`), texts, `learner.Image(array)` and `learner.Histogram(array)`. It
         may also return `learner.Updates(model=, lr_scale=, stop=)` to change the run before the next step, or to end
         it; assignments to the model are lost unless `fn` returns that model. `fn` may also change streamed data: the
-        next epoch is read after it.
+        next epoch is read after it. With several processes, each calls `fn`, and arrays of the model may be sharded
+        over them: `jax.experimental.multihost_utils.process_allgather(array, tiled=True)` returns all of their values.
         """
         return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 

@@ -1,5 +1,6 @@
 """Tests of runs of several processes: the numbers of one process, one directory, one checkpoint, one end."""
 
+import itertools
 import json
 import re
 import time
@@ -184,6 +185,26 @@ def test_a_process_reads_checkpoints_alone(tmp_path):
     assert (first["best"], first["loaded"]) == ([epoch, 6 * epoch], 12)
     np.testing.assert_allclose(first["weights"], arrays["['out']['kernel'].value"].sum(1), rtol=1e-5, atol=1e-6)
     assert "best" not in second
+
+
+@pytest.mark.full
+def test_histograms_have_all_values_of_sharded_arrays(one, tmp_path):
+    directory = tmp_path / "run"
+    trained(directory, 2, epochs=1, rules="fsdp", histograms=True)
+    alone(tmp_path / "one", epochs=1, histograms=True)
+    arrays, (step,) = left(directory), (directory / "samples").iterdir()
+    for layer, part in itertools.product(("hidden", "out"), ("kernel", "bias")):
+        name, array = f"{layer}.{part}", arrays[f"['{layer}']['{part}'].value"]
+        histogram = json.loads((step / f"{name}.json").read_text())
+        counts, edges = np.histogram(array.astype(np.float64), len(histogram["counts"]))
+        assert histogram["counts"] == counts.tolist()
+        np.testing.assert_allclose(histogram["edges"], edges)
+        of_both, of_one = (
+            json.loads((path / "samples" / step.name / f"{name}_gradient.json").read_text())
+            for path in (directory, tmp_path / "one")
+        )
+        assert sum(of_both["counts"]) == array.size
+        np.testing.assert_allclose(of_both["edges"], of_one["edges"], rtol=1e-3, atol=1e-4)
 
 
 STOPS = {  # each is the reason of one process, or of all

@@ -17,7 +17,7 @@ from learner.steps.step_definition import StepDefinition, step_fn
 from learner.steps.tree_math import rows_of
 from learner.training.hooks import EpochInfo
 from learner.util.samples import Histogram
-from learner.util.trees import named_leaves
+from learner.util.trees import gathered, named_leaves
 
 PyTree = Any
 
@@ -63,7 +63,8 @@ class GradientHistograms:
         assert self._definition is not None
         params, model_state = self._definition.adapter.read_all(model)
         gradients = self._gradients(params, model_state, self._batch, jax.random.key(0))
-        return {f"{name} gradient": Histogram(x) for name, x in named_leaves(gradients).items() if np.size(x)}
+        named = {f"{name} gradient": x for name, x in named_leaves(gradients).items() if np.size(x)}
+        return {name: Histogram(gathered(x)) for name, x in named.items()}
 
     def _define(self, model: Any) -> None:
         step, none = step_fn(model, "train_step", self._train_step), MetricCollection.of(())

@@ -26,7 +26,7 @@ from learner.training.validation import Validator
 from learner.util.number_checks import is_finite
 from learner.util.samples import Histogram, Image, Sample
 from learner.util.text import join_names, printable
-from learner.util.trees import named_leaves
+from learner.util.trees import gathered, named_leaves
 
 UPDATE = "update"
 """The journal event about a hook's changes."""
@@ -232,7 +232,7 @@ def parameter_histograms(info: EpochInfo, model: Any) -> dict[str, Histogram]:
     >>> {name: int(histogram.counts[-1]) for name, histogram in histograms.items()}
     {'w': 2}
     """
-    return {name: Histogram(x) for name, x in named_leaves(trainable_params(model)).items() if np.size(x)}
+    return {name: Histogram(gathered(x)) for name, x in named_leaves(trainable_params(model)).items() if np.size(x)}
 
 
 def _values(hook: Callable[..., Any], returned: Any) -> dict[str, float | Sample]:

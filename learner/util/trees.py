@@ -32,6 +32,20 @@ def layer_of(name: str) -> str:
     return name.removesuffix(".value").rpartition(".")[0]
 
 
+def gathered(x: Any) -> np.ndarray:
+    """Return an array in the memory of the host. For one that is sharded over several processes, all of them must call
+    this, and each gets all of it.
+
+    >>> gathered(jnp.arange(3))
+    array([0, 1, 2], dtype=int32)
+    """
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        from jax.experimental import multihost_utils
+
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
+
+
 def is_key(leaf: Any) -> bool:
     """Return True for random keys, and for shapes of them."""
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))

@@ -46,7 +46,15 @@ def train(coordinator, count, index, directory, kind, given):
     from flax import nnx
     from jax.experimental import multihost_utils
 
-    from learner import LearnerBuilder, LearnerError, ReduceOnPlateau, Updates, load_checkpoint
+    from learner import (
+        GradientHistograms,
+        LearnerBuilder,
+        LearnerError,
+        ReduceOnPlateau,
+        Updates,
+        load_checkpoint,
+        parameter_histograms,
+    )
     from learner.checkpoint import places
     from learner.data import DataLoaderBuilder, PerProcess
     from learner.distributed.departure import leave
@@ -185,6 +193,8 @@ def train(coordinator, count, index, directory, kind, given):
         builder.metric_train(Temperature(temperatures[index])).metric_train(LearningRate())
         builder.early_stopping(MetricEarlyStopping("train/Temperature", patience=2))
         lr = ReduceOnPlateau(lr, "train/Temperature", factor=0.5, patience=0)
+    if options.get("histograms"):
+        builder.on_epoch_end(parameter_histograms).on_epoch_end(GradientHistograms(case.data(16, 3)))
     if "initial" in options:
         builder.initial_from(options["initial"][index])
     if options.get("profile"):
