@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import errno
 import gc
 import json
@@ -27,7 +28,7 @@ from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
 from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, ProcessError
 from learner.events import Listener
-from learner.runs.layout import read_summary
+from learner.runs.layout import NONFINITE, read_summary
 from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
 from learner.util.disk import FULL, OF_PROCESS, error_number
@@ -35,7 +36,7 @@ from learner.util.stages import end_stages, note
 from learner.util.text import count, duration, first_sentence, printable, short
 from learner.util.user_warnings import LearnerWarning
 
-IN_USE, NONFINITE = "run-in-use", "step-nonfinite"
+IN_USE, NOT_FINITE = "run-in-use", "step-nonfinite"
 """Codes of errors."""
 OF_MACHINE = (*FULL, *OF_PROCESS, errno.EIO, errno.EROFS)
 """The numbers of errors that would meet the next members, too."""
@@ -91,7 +92,7 @@ def _train(plan: SweepPlan, groups: Sequence[SweepGroup], progress: "_Progress",
             progress.show(group, "kept")
             continue
         if failure := nonfinite_failure(plan.directory / group.name, since=versions[group.name]):
-            progress.show(group, "trained by another process", _End(failure=failure, code=NONFINITE))
+            progress.show(group, "trained by another process", _End(failure=failure, code=NOT_FINITE))
             continue
         began = time.monotonic()
         is_first = is_alone or not progress.outcomes
@@ -199,10 +200,13 @@ class _Progress:
     def _outcome(self, member: SweepMember) -> Outcome:
         directory = self._plan.directory / member.name
         summary = read_summary(directory)
-        return Outcome(member, summary, extended=summary is not None and was_extended(directory))
+        outcome = Outcome(member, summary, extended=summary is not None and was_extended(directory))
+        # A separate run that diverges ends with an error; a member of a population, or with `stop`, with a summary.
+        diverged = outcome.stopped_by.startswith(NONFINITE)
+        return dataclasses.replace(outcome, failure=outcome.stopped_by, code=NOT_FINITE) if diverged else outcome
 
     def _show(self, outcome: Outcome, time_or_kept: str) -> None:
-        if self.metric is None and outcome.summary is not None:
+        if self.metric is None and outcome.summary is not None and not outcome.failure:
             self.metric = metric_of(outcome, self._plan.metric, *monitor_in(self._plan.content))
         words = [outcome.failure and f"failed: {first_sentence(outcome.failure)}"]
         if outcome.in_use:

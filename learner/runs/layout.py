@@ -14,6 +14,8 @@ ENDS = ("num_epochs", "num_steps", "early stopping", "halving", "the end of the 
 """The prefixes of `stopped_by` in the summaries of runs with nothing left to train; the last one is used by
 `RunWriter`.
 """
+NONFINITE = "on_nonfinite"
+"""The prefix of `stopped_by` of runs and members of populations that ended at numbers that are not finite."""
 
 
 def end_word(stopped_by: str) -> str:

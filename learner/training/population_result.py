@@ -12,7 +12,7 @@ import jax
 from learner.errors import LearnerError, near
 from learner.runs.flat_config import text_of
 from learner.runs.history import History, Point, read_history
-from learner.runs.layout import read_summary
+from learner.runs.layout import NONFINITE, read_summary
 from learner.runs.spread import FEWEST, Spread, counts_text
 from learner.steps.population import member_of
 from learner.steps.train_state import TrainState
@@ -197,8 +197,8 @@ class PopulationResult(LearningResult[Any]):
         return member
 
     def best(self, key: str) -> MemberResult:
-        """Return the member with the best value of a metric in any epoch, by the metric's own direction. Members whose
-        value is not finite come last.
+        """Return the member with the best value of a metric in any epoch, by the metric's own direction. Members that
+        ended because a loss or gradient was not finite come last, as do those whose value is not finite.
 
         Args:
           key: the key of the metric, such as `valid/Accuracy`.
@@ -208,14 +208,16 @@ class PopulationResult(LearningResult[Any]):
         """
         higher = self._direction(key)
         numbers = self._best_values(key)
-        order = sorted(
-            range(len(self)), key=lambda i: (not math.isfinite(numbers[i]), -numbers[i] if higher else numbers[i])
-        )
-        return self[order[0]]
+
+        def rank(index: int) -> tuple[bool, bool, float]:
+            number = numbers[index]
+            return self._has_diverged(index), not math.isfinite(number), -number if higher else number
+
+        return self[min(range(len(self)), key=rank)]
 
     def summary(self, key: str, over: str = "seed") -> PopulationSummary:  # type: ignore[override]
         """Return the mean, standard deviation and 95 % interval of a metric's best values over members that differ only
-        in one value.
+        in one value. Members that ended because a loss or gradient was not finite are missing in their row.
 
         Args:
           key: the key of the metric, such as `valid/Accuracy`.
@@ -232,9 +234,9 @@ class PopulationResult(LearningResult[Any]):
             )
         groups: dict[tuple[float, ...], list[float]] = {}
         others = [name for name in names if name != over]
-        numbers = self._best_values(key)
-        for member, number in zip(self._population.members, numbers, strict=True):
-            groups.setdefault(tuple(member.all_values[name] for name in others), []).append(number)
+        for index, (member, number) in enumerate(zip(self._population.members, self._best_values(key), strict=True)):
+            values = groups.setdefault(tuple(member.all_values[name] for name in others), [])
+            values.append(math.nan if self._has_diverged(index) else number)
         rows = [Spread.of(dict(zip(others, group, strict=True)), values) for group, values in groups.items()]
         return PopulationSummary(key, over, rows)
 
@@ -270,6 +272,9 @@ class PopulationResult(LearningResult[Any]):
         higher = self._direction(key)
         points = [history.best(key, higher) for history, _ in self._of_members]
         return [math.nan if point is None else float(point.value) for point in points]
+
+    def _has_diverged(self, index: int) -> bool:
+        return str(self._of_members[index][1]["stopped_by"]).startswith(NONFINITE)
 
     def _direction(self, key: str) -> bool:
         return _direction(self._of_members[0][1]["metrics"], key)

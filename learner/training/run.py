@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from learner.errors import NonFiniteError
+from learner.runs.layout import NONFINITE
 from learner.steps.finite import advice, nonfinite_text
 from learner.training.checkpoints.saving import CheckpointSaver
 from learner.training.checks.step_tracing import Tracing
@@ -268,7 +269,7 @@ class Run(ThreadOwned):
             # The loop is ahead of the device: make the journal and listeners report the step of the error.
             self.position.epoch, self.position.step = halted.epoch, halted.step
             raise self._nonfinite_error(text, halted)
-        self.stop.decide(f"on_nonfinite: {text}")
+        self.stop.decide(f"{NONFINITE}: {text}")
 
     def _nonfinite_error(self, text: str, halted: NonFiniteStop) -> NonFiniteError:
         policy, good = self.options.on_nonfinite, "There is no checkpoint before it"

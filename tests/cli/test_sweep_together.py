@@ -57,7 +57,9 @@ def hook(info, model):
 
 
 def explode(learning_rate):
-    return optax.sgd(jnp.where(learning_rate > 1, jnp.nan, learning_rate))
+    # The parameters of rates above 0.05 are NaN after the fifth step.
+    late = optax.scale_by_schedule(lambda step: jnp.where((learning_rate > 0.05) & (step > 3), jnp.nan, 1.0))
+    return optax.chain(optax.sgd(learning_rate), late)
 
 
 class Pressing:
@@ -296,12 +298,23 @@ def test_member_is_evaluated_and_resumes_alone(learner, trained_together):
 
 
 @pytest.mark.full
-def test_diverging_member_does_not_end_the_others(learner, write):
-    code, out, _ = learner("sweep", write(optimizer="mymodule.explode"), "--lr=0.1,2.0", "--together", "--json")
-    members = json.loads(out)["members"]
-    assert code == 0
-    assert [member["stopped_by"] == "num_epochs" for member in members] == [True, False]
-    assert "finite" in members[1]["stopped_by"]
+@pytest.mark.parametrize("words", [["--together"], ["--halving.monitor=valid/Loss"], ["--on_nonfinite=stop"]])
+def test_diverging_member_fails_and_does_not_end_the_others(learner, write, words):
+    """The loss of the member that diverges is the lower one until then."""
+    words = (write(optimizer="mymodule.explode"), "--lr=0.01,0.1", "--num_epochs=3", *words)
+    _, out, _ = learner("sweep", *words)
+    assert "2/2  001-lr=0.1  failed: on_nonfinite: the loss of step " in out
+    assert "1 member failed; 001-lr=0.1: on_nonfinite: " in out
+    code, out, _ = learner("sweep", *words, "--json")
+    results = json.loads(out)
+    kept, failed = results["members"]
+    assert (code, results["best"], kept["failure"]) == (0, "000-lr=0.01", None)
+    assert failed["best"] is None
+    assert failed["failure"] == failed["stopped_by"]
+    assert [row["count"] for row in results["configurations"]] == [1, 0]
+    code, out, _ = learner("evaluate", failed["directory"])
+    own_step = failed["steps"] if words[-1] == "--together" else 3  # otherwise, no later checkpoint is saved
+    assert (code, out.splitlines()[0].partition(", ")[0]) == (0, f"checkpoint: step {own_step}")
 
 
 @pytest.mark.parametrize(

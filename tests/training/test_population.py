@@ -814,6 +814,23 @@ def test_a_nonfinite_member_ends_alone(tmp_path):
 
 
 @pytest.mark.full
+def test_a_member_that_diverges_is_ranked_last_and_missing_in_the_summary(tmp_path):
+    """The parameters of the higher rate, whose loss is the lower one until then, are NaN after the ninth step."""
+
+    def exploding(lr):
+        late = optax.scale_by_schedule(lambda step: jnp.where((lr > 0.05) & (step > 7), jnp.nan, 1.0))
+        return optax.chain(optax.sgd(lr), late)
+
+    builder = quiet(tmp_path / "run").num_epochs(3).population(lr=[0.01, 0.1]).with_file_checkpointer()
+    built = builder.build(line(3, 3), exploding, 0.1, train_step=class_step, valid_step=class_step)
+    result = built.fit(shuffled(), shuffled())
+    kept, diverged = (member.best("valid/Loss").value for member in result)
+    assert diverged < kept
+    assert result.best("valid/Loss").index == 0
+    assert [(row.count, row.is_complete) for row in result.summary("valid/Loss")] == [(1, True), (0, False)]
+
+
+@pytest.mark.full
 def test_a_population_ends_where_its_last_member_does(tmp_path):
     """Rows of zeros change nothing. Then, with w = 0 at first, a rate of r makes the loss about r ** 2 in the second
     step, and r ** 4 in the third. Both members end in one dispatch, the later one in the first lane.

@@ -34,7 +34,7 @@ class Outcome:
     Attributes:
       member: the member of the sweep.
       summary: the summary of its run, or None.
-      failure: the reason why it failed; empty if it did not.
+      failure: the reason why it failed; empty if it did not. A member that failed has no metrics.
       code: the code of the error, if it failed.
       in_use: True if another process trains it.
       extended: True if its run was resumed with another number of epochs or steps.
@@ -55,7 +55,7 @@ class Outcome:
     @property
     def metrics(self) -> Mapping[str, Any]:
         """The metrics in the summary, by key."""
-        return {} if self.summary is None else self.summary.get("metrics", {})
+        return {} if self.summary is None or self.failure else self.summary.get("metrics", {})
 
     def best(self, key: str) -> tuple[float, int | None]:
         """Return the best value of a metric and its epoch, or NaN and None."""

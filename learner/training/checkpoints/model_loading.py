@@ -99,10 +99,12 @@ def trained_until(entry: Entry, progress: Mapping[str, Any]) -> tuple[Entry, int
     """Return a checkpoint with the last trained step of its state, and the epoch of that step. A member of a population
     may have ended before the checkpoint. `progress`: the progress of the checkpoint.
     """
-    step = progress.get("state_step", entry.step)
+    step, halted = progress.get("state_step", entry.step), progress.get("halted")
+    if halted is not None:  # its steps are counted also after its end, unless `on_nonfinite` keeps its parameters
+        step = min(step, halted["step"])
     if step == entry.step:
         return entry, entry.epoch or Position.from_json(progress["position"]).shown_epoch
-    end = progress["stopped"] or progress["halted"]
+    end = halted or progress["stopped"]
     return dataclasses.replace(entry, step=step, epoch=end["epoch"] if end.get("ends_epoch") else None), end["epoch"]
 
 

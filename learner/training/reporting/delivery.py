@@ -8,6 +8,7 @@ import numpy as np
 
 from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SamplesLogged, SplitEnded, StepsEnded
 from learner.runs.history import History, Point
+from learner.runs.layout import NONFINITE
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.steps.finite import nonfinite_text
 from learner.training.programs.oom import OomContext
@@ -103,7 +104,7 @@ class Delivery(ThreadOwned):
         """The end of a member of a population, or None while it trains."""
         if (halted := self.nonfinite.halted) is None:
             return self.stopped
-        reason = f"on_nonfinite: {nonfinite_text(halted.kind, halted.step)}"
+        reason = f"{NONFINITE}: {nonfinite_text(halted.kind, halted.step)}"
         return MemberStop(reason, halted.epoch, halted.step, ends_epoch=False)
 
     def journal_end(self) -> None:
