@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from traceback import format_exception
 from typing import NamedTuple, TextIO
 
 from learner.cli.configs.overrides import value_of
@@ -24,6 +25,7 @@ from learner.cli.sweeps.sweep_report import (
     metric_of,
     was_extended,
 )
+from learner.cli.tracebacks import own_traceback
 from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
 from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, ProcessError
@@ -36,7 +38,7 @@ from learner.util.stages import end_stages, note
 from learner.util.text import count, duration, first_sentence, printable, short
 from learner.util.user_warnings import LearnerWarning
 
-IN_USE, NOT_FINITE = "run-in-use", "step-nonfinite"
+IN_USE, NOT_FINITE, USER = "run-in-use", "step-nonfinite", "user"
 """Codes of errors."""
 OF_MACHINE = (*FULL, *OF_PROCESS, errno.EIO, errno.EROFS)
 """The numbers of errors that would meet the next members, too."""
@@ -52,12 +54,14 @@ class _End(NamedTuple):
       failure: the error of the group as a text, or an empty one.
       code: the code of that error.
       is_fault: True if the error is neither a loss that is not finite nor a lack of memory.
+      traceback: the traceback of an exception of the user's code that builds a member, or an empty text.
     """
 
     exit_code: int = 0
     failure: str = ""
     code: str = ""
     is_fault: bool = False
+    traceback: str = ""
 
 
 NO_ERROR = _End()
@@ -108,7 +112,8 @@ def _train(plan: SweepPlan, groups: Sequence[SweepGroup], progress: "_Progress",
 
 
 def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None, *, is_alone: bool, is_first: bool) -> _End:
-    """Train a group. Errors that do not concern this group alone, such as a full disk, are raised.
+    """Train a group. Errors that do not concern this group alone, such as a full disk, are raised, as are exceptions of
+    the user's code in the training. An exception of a model, an optimizer or data that is built is the group's failure.
 
     Args:
       plan: the plan of the sweep.
@@ -117,11 +122,14 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None, *, is_al
       is_alone: True if no other group is trained: its use by another process is an error.
       is_first: True for the first group, whose wrong values, types or shapes are probably those of all.
     """
+    is_built = False
     try:
         with warnings.catch_warnings():
             # A member without a renderer would issue its own, which most members share: its experiment.log has them.
             warnings.simplefilter("ignore", LearnerWarning)
-            stopped_by = plan.learner(group, renderer=renderer).fit().stopped_by
+            learner = plan.learner(group, renderer=renderer)
+            is_built = True
+            stopped_by = learner.fit().stopped_by
     except KeyboardInterrupt:
         return _End(INTERRUPTED["ctrl-c"])
     except SystemExit as ended:
@@ -134,13 +142,17 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None, *, is_al
         if isinstance(error, LearnerError) and not _ends_sweep(error, is_alone, is_first):
             return _End(failure=_text_of(error), code=error.code, is_fault=error.code != IN_USE)
         error.add_note(f"while training {_name_of(group)}")
-        raise
+        if is_built or isinstance(error, LearnerError) or _is_of_machine(error):
+            raise
+        traceback = own_traceback(error) or "".join(format_exception(error))
+        return _End(failure=_text_of(error), code=USER, is_fault=True, traceback=traceback)
     finally:
+        learner = None
         gc.collect()  # the next member needs the memory held by reference cycles
     return _End(INTERRUPTED.get(stopped_by.partition(":")[0], 0))
 
 
-def _text_of(error: LearnerError) -> str:
+def _text_of(error: Exception) -> str:
     """Return the type and the message of an error, which may have several lines, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -148,8 +160,11 @@ def _text_of(error: LearnerError) -> str:
 def _ends_sweep(error: LearnerError, is_alone: bool, is_first: bool) -> bool:
     if error.code == IN_USE:
         return is_alone
-    causes = filter(None, (error, error.__cause__))
-    return is_first or isinstance(error, ProcessError) or any(error_number(each) in OF_MACHINE for each in causes)
+    return is_first or isinstance(error, ProcessError) or _is_of_machine(error)
+
+
+def _is_of_machine(error: Exception) -> bool:
+    return any(error_number(each) in OF_MACHINE for each in filter(None, (error, error.__cause__)))
 
 
 def _name_of(group: SweepGroup) -> str:
@@ -163,6 +178,7 @@ class _Progress:
       outcomes: the outcomes of the members so far.
       metric: the key of the metric, and True if higher is better; None until a member has ended.
       has_faults: True if an error was neither a loss that is not finite nor a lack of memory.
+      traceback: see `_End`, of the first member that cannot be built.
     """
 
     def __init__(self, plan: SweepPlan, stream: TextIO):
@@ -170,6 +186,7 @@ class _Progress:
         self.outcomes: list[Outcome] = []
         self.metric: tuple[str, bool] | None = None
         self.has_faults = False
+        self.traceback = ""
 
     def status(self, group: SweepGroup) -> Listener | None:
         """Return the renderer of a group's training on a terminal, or None elsewhere."""
@@ -188,6 +205,7 @@ class _Progress:
     def show(self, group: SweepGroup, time_or_kept: str, end: _End = NO_ERROR) -> None:
         """Print the lines of the members of a group that has ended."""
         self.has_faults |= end.is_fault
+        self.traceback = self.traceback or end.traceback
         for member in group.members:
             outcome = self._outcome(member)
             if end.code == IN_USE:
@@ -208,7 +226,7 @@ class _Progress:
     def _show(self, outcome: Outcome, time_or_kept: str) -> None:
         if self.metric is None and outcome.summary is not None and not outcome.failure:
             self.metric = metric_of(outcome, self._plan.metric, *monitor_in(self._plan.content))
-        words = [outcome.failure and f"failed: {first_sentence(outcome.failure)}"]
+        words = [outcome.failure and f"failed: {first_sentence(outcome.failure).rstrip('.')}"]
         if outcome.in_use:
             words, time_or_kept = ["in use by another process"], ""
         elif self.metric is not None and not outcome.failure:
@@ -230,6 +248,8 @@ def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bo
         for text in member_notes(outcomes):
             note(text)
         note("no member has a result")
+        if progress.traceback:
+            print(progress.traceback, file=sys.stderr)
         return 1 if any(each.failure for each in outcomes) else 0
     report = SweepReport(*progress.metric, outcomes)
     best = report.best()

@@ -593,21 +593,43 @@ def test_error_of_the_users_code_ends_the_sweep(learner, config):
     assert not Path("run-sweep/001-lr=0.2").exists()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("option", "named"),
-    [
-        ("--model.size=3,13", "while checking --model.size=13"),
-        ("--train.dataset.count=12,13", "while training 001-count=13"),
-    ],
-)
-def test_error_of_the_users_code_names_the_member(learner, line_config, workplace, option, named):
+@pytest.fixture
+def unlucky(line_config, workplace):
     with open("mymodule.py", "a") as file:
         file.write(UNLUCKY)
     train = {"dataset": {"class_path": "mymodule.unlucky_rows", "init_args": {"count": 12}}, "batch_size": 4}
     model = {"class_path": "mymodule.unlucky_model", "init_args": {"size": 3}}
-    path = write(line_config, num_epochs=1, model=model, train=train)
-    code, _, err = learner("sweep", path, option)
+    return write(line_config, num_epochs=1, model=model, train=train)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--model.size=13,3"], "000-size=13"),
+        (["--train.dataset.count=13,12"], "000-count=13"),
+        (["--model.size=13,3", "--lr=0.1,0.05", "--zipped", "--together"], "population-0-size=13/000-size=13-lr=0.1"),
+    ],
+)
+def test_member_that_cannot_be_built_fails_alone(learner, unlucky, words, name):
+    code, out, err = learner("sweep", unlucky, *words)
+    assert (code, err) == (1, "")
+    assert out.startswith(f"1/2  {name}  failed: ZeroDivisionError: division by zero, ")
+    assert "num_epochs" in out.splitlines()[1]
+    assert f"1 member failed; {name}: ZeroDivisionError: division by zero\n" in out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--model.size=13", "--seed=0,1"], "while checking --seed=0"),
+        (["--train.dataset.count=13", "--seed=0,1"], "while training 000-seed=0"),
+        (["--model.size=3,13", "--member=1"], "while training 001-size=13"),
+    ],
+)
+def test_sweep_without_a_member_that_can_be_built_shows_the_error(learner, unlucky, options, named):
+    code, _, err = learner("sweep", unlucky, *options)
     assert (code, "ZeroDivisionError: " in err, named in err) == (1, True, True)
 
 

@@ -194,7 +194,8 @@ def sweep_plan(line: Namespace) -> SweepPlan:
         override(content, key, value)
     trials = list(_covering(members, values.space)) or [_first_values(values.space.columns)]
     of_one = {key: value for key, value in content.items() if key not in SELECTIONS}
-    problems += _config_problems(of_one, trials, values.broken, values.metric)
+    others = [member.values for member in members if member.values not in trials]
+    problems += _config_problems(of_one, trials, others, values.broken, values.metric)
     if problems:
         raise one_error(problems, "this sweep cannot be trained", code="sweep-invalid")
     suffix = "" if "directory" in values.shared else "-sweep"
@@ -212,6 +213,8 @@ def sweep_plan(line: Namespace) -> SweepPlan:
                 raise
             checked += singles(group.members)
             notes += [str(problem) for problem in problems_of(error)]
+        except Exception:  # of a model that does not accept the values: the members fail when it is their turn
+            checked.append(group)
     if not any(group.traced for group in checked):
         earlier = [SweepMember(each["directory"], each["values"]) for each in read_members(directory)]
         checked = singles(after_earlier([member for group in checked for member in group.members], earlier))
@@ -264,13 +267,19 @@ def _first_values(columns: Mapping[str, Sequence[Any] | Distribution]) -> dict[s
 
 
 def _config_problems(
-    content: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], broken: Sequence[str], metric: str | None
+    content: Mapping[str, Any],
+    trials: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    broken: Sequence[str],
+    metric: str | None,
 ) -> list[Problem]:
-    """Return the problems of configs with these values, each once. No data is read, and nothing is written.
+    """Return the problems of configs with these values, each once. No data is read, and nothing is written. If the
+    user's code raises another exception for all members, it is raised; if for some, they fail in the sweep.
 
     Args:
       content: the shared content.
       trials: the values in which they differ.
+      others: the values of the other members, which are checked until a config has been built.
       broken: keys whose values are unknown; only their names are checked.
       metric: the metric that ranks members, or None.
     """
@@ -278,7 +287,11 @@ def _config_problems(
     unknown = {name: None for key in broken if (name := key.partition(".")[0]) not in known}
     needed = [key for key in NEEDED if key not in broken]
     problems: dict[str, Problem] = {}
-    for values in trials:
+    first_error: Exception | None = None
+    is_built = False
+    for number, values in enumerate((*trials, *others)):
+        if is_built and number >= len(trials):
+            break
         try:
             config = _config({**unknown, **content}, values, needed=needed)
             config.check() if broken else _check(config, metric, *monitor_in(content))
@@ -286,7 +299,11 @@ def _config_problems(
             problems |= {str(problem): _with_hint(problem, values) for problem in problems_of(error)}
         except Exception as error:
             error.add_note(f"while checking {' '.join(f'--{key}={_option_text(x)}' for key, x in values.items())}")
-            raise
+            first_error = first_error or error
+            continue
+        is_built = True
+    if first_error is not None and not is_built:
+        raise first_error
     return list(problems.values())
 
 
