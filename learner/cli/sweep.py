@@ -9,9 +9,9 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from traceback import format_exception
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from learner.cli.configs.overrides import value_of
 from learner.cli.configs.sweep_groups import SweepGroup
@@ -240,6 +240,10 @@ class _Progress:
             print(printable(text), file=self._stream, flush=True)
 
 
+def _json_text(results: Mapping[str, Any]) -> str:
+    return json.dumps(results, indent=2, allow_nan=False)
+
+
 def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bool) -> int:
     """Print the results. Return the exit code: 1 if all members have failed, or any by a fault."""
     order = {member.name: number for number, member in enumerate(plan.members)}
@@ -250,13 +254,16 @@ def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bo
         note("no member has a result")
         if progress.traceback:
             print(progress.traceback, file=sys.stderr)
+        if as_json:
+            content = SweepReport("", False, outcomes).to_json(plan.directory, None)
+            print(_json_text({**content, "metric": None, "higher_is_better": None}))
         return 1 if any(each.failure for each in outcomes) else 0
     report = SweepReport(*progress.metric, outcomes)
     best = report.best()
     is_one_run = best is not None and not best[1].extended and not plan.takes_over
     command = plan.command(best[1].member) if best is not None and is_one_run else None
     if as_json:
-        print(json.dumps(report.to_json(plan.directory, command), indent=2, allow_nan=False))
+        print(_json_text(report.to_json(plan.directory, command)))
     elif as_table:
         lines = [*report.lines(plan.directory, command), *longer_members(plan.directory, plan.groups)]
         print("", *map(printable, lines), sep="\n")

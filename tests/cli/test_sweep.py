@@ -343,6 +343,10 @@ def test_sweep_fails_if_all_members_diverge(learner, line_config, workplace):
     path = write(line_config, num_epochs=1, optimizer="mymodule.explode")
     code, _, err = learner("sweep", path, "--lr=2.0,3.0")
     assert (code, "2 members failed" in err) == (1, True)
+    code, out, _ = learner("sweep", path, "--lr=2.0,3.0", "--json")
+    results = json.loads(out)
+    assert (code, results["best"], results["command"], results["metric"]) == (1, None, None, None)
+    assert all(each["failure"].startswith("NonFiniteError: ") for each in results["members"])
 
 
 @pytest.mark.full
