@@ -30,6 +30,7 @@ from learner.cli.usage import sweep_parser
 from learner.config.sweep_space import SweepMember
 from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, ProcessError
 from learner.events import Listener
+from learner.runs.flat_config import text_of
 from learner.runs.layout import NONFINITE, read_summary
 from learner.training.signals import TERMINATED, TERMINATING
 from learner.training.watchdog import EXIT
@@ -168,7 +169,15 @@ def _is_of_machine(error: Exception) -> bool:
 
 
 def _name_of(group: SweepGroup) -> str:
-    return f"{count(len(group.members), 'member')} together" if group.traced else group.members[0].name
+    return f"{count(len(group.members), 'member')} together" if group.traced else _label(group.members[0])
+
+
+def _label(member: SweepMember) -> str:
+    """Return the name of a member, and its objects with their arguments, which the name lacks."""
+    objects = [
+        text_of(value) for value in member.values.values() if isinstance(value, Mapping) and "init_args" in value
+    ]
+    return "  ".join([member.name, *objects])
 
 
 class _Progress:
@@ -235,7 +244,7 @@ class _Progress:
             words.append(outcome.stopped_by)
         end_stages()
         how = ", ".join(filter(None, [*words, time_or_kept]))
-        text = f"{self._place(outcome.member)}  {outcome.member.name}  {how}"
+        text = f"{self._place(outcome.member)}  {_label(outcome.member)}  {how}"
         with contextlib.suppress(OSError):  # a sweep continues without its output; printing the results reports it
             print(printable(text), file=self._stream, flush=True)
 

@@ -33,11 +33,17 @@ def text_of(value: Any) -> str:
 
     >>> [text_of(value) for value in ("adam", 1e-3, None, [64, 10], True)]
     ['adam', '0.001', '-', '[64, 10]', 'true']
+    >>> text_of({"class_path": "SGD", "init_args": {"momentum": 0.9, "nesterov": True}})
+    'SGD(momentum=0.9, nesterov=true)'
     """
     if value is None:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping) and isinstance(path := value.get("class_path"), str):
+        arguments = value.get("init_args")
+        pairs = arguments.items() if isinstance(arguments, Mapping) else ()
+        return f"{path}({', '.join(f'{name}={text_of(each)}' for name, each in pairs)})" if pairs else path
     return value if isinstance(value, str) else str(encode(value))
 
 

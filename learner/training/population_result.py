@@ -104,8 +104,10 @@ def _no_best_model() -> Any:
 
 def _cell(value: Any) -> str:
     """Return a value as text. In a population, values are numbers; in a sweep, any value of a config."""
-    is_float = isinstance(value, float)
-    return f"{value:g}" if is_float else short(text_of(value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    # Objects of one class may differ in their last argument only.
+    return text_of(value) if isinstance(value, Mapping) else short(text_of(value))
 
 
 class PopulationSummary(Sequence[Spread]):

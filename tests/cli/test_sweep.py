@@ -188,7 +188,10 @@ def test_objects_with_their_own_arguments(learner, line_config, importable):
     assert [learner.definition.options.config_text.count("momentum: 0.9") for learner in learners] == [0, 1]
     code, out, _ = learner("sweep", path)
     assert code == 0
-    assert [line.split()[1] for line in out.splitlines()[:2]] == ["000-optimizer=Adam", "001-optimizer=SGD"]
+    first, second = out.splitlines()[:2]
+    assert first.startswith("1/2  000-optimizer=Adam  valid/Loss ")
+    assert second.startswith("2/2  001-optimizer=SGD  SGD(momentum=0.9)  valid/Loss ")
+    assert {line.split()[0] for line in out.split("\n\n")[1].splitlines()[1:]} == {"Adam", "SGD(momentum=0.9)"}
 
 
 def test_value_with_commas_inside_is_one_value(importable, config):
