@@ -168,7 +168,7 @@ def sweep_parser() -> Parser:
     )
     parser.add_argument("--together", metavar="HOW", nargs="?", const="always", help=about)
     about = (
-        "train members together in N groups, one group after another; --waves alone: in as few as have room in the "
+        "like --together, but in N groups, one group after another; --waves alone: in as few as have room in the "
         "memory of the device"
     )
     parser.add_argument("--waves", metavar="N", nargs="?", const="true", help=about)

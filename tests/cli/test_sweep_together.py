@@ -225,7 +225,7 @@ def test_population_resumes(learner, write):
 @pytest.mark.full
 def test_waves_train_one_after_another(learner, write):
     """Waves that have ended are kept."""
-    words = ("sweep", write(sweep={"together": True}), "--lr=0.1,0.05", "--waves=2")
+    words = ("sweep", write(), "--lr=0.1,0.05", "--waves=2")
     code, out, err = learner(*words)
     names = ["wave-1/000-lr=0.1", "wave-2/001-lr=0.05"]
     assert (code, err, [line.split()[1] for line in out.splitlines()[:2]]) == (0, "", names)
@@ -244,7 +244,7 @@ def test_names_and_limits_of_waves(write):
     assert [group.members[0].values["lr"] for group in both.groups] == [0.1, 0.2] * 2
     assert [group.name for group in plan_of(path, "--lr=0.1,0.2", "--together", "--waves").groups] == [""]
     for words, code in (
-        (["--waves"], "sweep-option-value"),
+        (["--together=never", "--waves"], "sweep-option-value"),
         (["--together", "--waves=0"], "sweep-option-value"),
         (["--together", "--waves=3"], "population-unsupported"),
         (["--waves=2", "--together", "--halving.monitor=train/Loss"], "population-unsupported"),

@@ -156,7 +156,7 @@ def _settings(options: Mapping[str, Any], problems: list[Problem]) -> dict[str, 
     if not isinstance(settings["zipped"], bool):
         text = f"zipped is {settings['zipped']!r}: it needs true or false"
         problems.append(Problem(text, code="sweep-option-value", name="zipped"))
-    value = given.get("together", "never")
+    value = given.get("together", "always" if given.get("waves") else "never")
     settings["together"] = TOGETHER.get(value, "never") if isinstance(value, str | bool) else None
     if settings["together"] is None or value not in TOGETHER:
         text = f"together is {value!r}: it needs always, auto or never"
@@ -166,6 +166,6 @@ def _settings(options: Mapping[str, Any], problems: list[Problem]) -> dict[str, 
         text = f"waves is {settings['waves']!r}: it needs a whole number, 1 or more, or nothing"
         problems.append(Problem(text, code="sweep-option-value", name="waves"))
     elif settings["waves"] and settings["together"] == "never":
-        text = "waves are of members that train together: give --together, too"
+        text = "waves are of members that train together, and together is never: leave one of them out"
         problems.append(Problem(text, code="sweep-option-value", name="waves"))
     return settings
