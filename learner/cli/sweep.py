@@ -274,6 +274,6 @@ def _finish(plan: SweepPlan, progress: _Progress, *, as_json: bool, as_table: bo
     if as_json:
         print(_json_text(report.to_json(plan.directory, command)))
     elif as_table:
-        lines = [*report.lines(plan.directory, command), *longer_members(plan.directory, plan.groups)]
+        lines = [*report.lines(plan.directory, command), *longer_members(plan.directory, plan.groups, plan.content)]
         print("", *map(printable, lines), sep="\n")
     return int(progress.has_faults)

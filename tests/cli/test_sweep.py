@@ -310,6 +310,13 @@ def test_ended_sweep_does_not_change(learner, swept, config, importable):
 
 
 @pytest.mark.full
+def test_members_that_were_resumed_alone_are_named(learner, swept, config):
+    assert learner("resume", f"run-sweep/{NAMES[1]}", "--num_epochs=3")[0] == 0
+    lines = learner("sweep", config, *SWEEP)[1].splitlines()
+    assert lines[-1] == f"resumed alone, after the 1 epoch of the sweep: {NAMES[1]} (3 epochs)"
+
+
+@pytest.mark.full
 def test_sweep_grows(learner, swept, config):
     """Existing members keep their names and files, and new ones have the next numbers."""
     before = {name: tree_of(Path("run-sweep", name)) for name in NAMES}

@@ -89,17 +89,27 @@ def was_extended(directory: Path) -> bool:
     return len(lengths) > 1
 
 
-def longer_members(directory: Path, groups: Sequence[SweepGroup]) -> list[str]:
+def longer_members(directory: Path, groups: Sequence[SweepGroup], content: Mapping[str, Any]) -> list[str]:
     """Return a line about the members of each population that were resumed alone, and so trained longer than the
-    others.
+    others, and one about separate members that trained longer than the sweep's `content` determines.
     """
-    lines = []
+    lines, longer = list[str](), dict[str, list[str]]()
     for group in groups:
-        together = (read_summary(directory / group.name) or {}).get("steps", math.inf) if group.traced else math.inf
+        if not group.traced:
+            summary, settings = read_summary(directory / group.name) or {}, {**content, **group.values}
+            for option, unit in TRAINED.items():
+                length, number = settings.get(option), summary.get(unit)
+                if is_int(length) and is_int(number) and number > length:
+                    longer.setdefault(count(length, unit.removesuffix("s")), []).append(
+                        f"{group.name} ({number} {unit})"
+                    )
+            continue
+        together = (read_summary(directory / group.name) or {}).get("steps", math.inf)
         steps = {member.name: (read_summary(directory / member.name) or {}).get("steps", 0) for member in group.members}
         if names := [f"{name} ({number} steps)" for name, number in steps.items() if number > together]:
             lines.append(f"resumed alone, after the {together} steps of the others: {', '.join(names)}")
-    return lines
+    alone = [f"resumed alone, after the {length} of the sweep: {', '.join(names)}" for length, names in longer.items()]
+    return lines + alone
 
 
 def metric_of(
