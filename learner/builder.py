@@ -332,7 +332,8 @@ class LearnerBuilder:
         """Train many members in one compiled program. Each member writes an ordinary run into a subdirectory of the
         run, such as `000-lr=0.0001-seed=0`, and `fit` returns a `PopulationResult`.
 
-        A list gives each member a value; several lists are combined to their product. A single number applies to all
+        A list gives each member a value; several lists are combined to their product, in which the seed changes
+        fastest, before the optimizer's keywords, the last one first, and `lr`. A single number applies to all
         members, so at least one value is a list or a distribution. Each member computes, up to rounding, the same as a
         separate run with its values. All members share the data and its order, which depend on the builder's seed.
         `devices(n)` spreads the members over devices.

@@ -194,6 +194,13 @@ def test_objects_with_their_own_arguments(learner, line_config, importable):
     assert {line.split()[0] for line in out.split("\n\n")[1].splitlines()[1:]} == {"Adam", "SGD(momentum=0.9)"}
 
 
+@pytest.mark.parametrize("several", [[0.5, 0.9], "uniform:0:1"])
+def test_values_inside_an_object_are_not_expanded(importable, line_config, several):
+    objects = [{"class_path": "Adam"}, {"class_path": "SGD", "init_args": {"momentum": several}}]
+    with raises_code("config-arguments-mismatch", "optimizer.init_args.momentum is ", "list an object for each value"):
+        plan_of(write(line_config, sweep={"optimizer": objects}))
+
+
 def test_value_with_commas_inside_is_one_value(importable, config):
     planned = plan_of(config, "--lr=0.1,0.2", "--with_file_checkpointer={keep_last: 1, keep_best: 2}", "--metrics=[]")
     assert planned.shared == {"with_file_checkpointer": {"keep_last": 1, "keep_best": 2}, "metrics": []}

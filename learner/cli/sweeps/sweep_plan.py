@@ -308,7 +308,14 @@ def _config_problems(
 
 
 def _with_hint(problem: Problem, values: Mapping[str, Any]) -> Problem:
-    """Return a problem; of an argument that only some of the objects accept, with the way to give it to those."""
+    """Return a problem; of an argument that only some of the objects accept, with the way to give it to those, and of
+    several values for an argument inside an object, with the way to sweep it.
+    """
+    arguments = {key: value["init_args"] for key, value in values.items() if _has_arguments(value)}
+    names = [f"{key}.init_args.{name}" for key, own in arguments.items() for name, x in own.items() if _is_several(x)]
+    if any(problem.startswith(f"{name} is ") for name in names):
+        text = f"{problem}. Values inside an object are its arguments as they are: list an object for each value"
+        return Problem(text, code=problem.code, **problem.fields)
     objects = [key for key in values if any(other.startswith(f"{key}.") for other in values)]
     key = next((key for key in objects if problem.startswith(f"{key}.")), None)
     if key is None or problem.code != "config-arguments-mismatch":
@@ -316,6 +323,15 @@ def _with_hint(problem: Problem, values: Mapping[str, Any]) -> Problem:
     example = "[{class_path: A}, {class_path: B, init_args: {b: 1}}]"
     text = f"{problem}. For arguments of one class only, list whole objects in the section sweep: {key}: {example}"
     return Problem(text, code=problem.code, **problem.fields)
+
+
+def _has_arguments(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("init_args"), Mapping)
+
+
+def _is_several(value: Any) -> bool:
+    """Return True for a list, and for a text that resembles a range or a distribution."""
+    return isinstance(value, list) or (isinstance(value, str) and (".." in value or ":" in value))
 
 
 def _check(config: RunConfig, metric: str | None, monitor: str | None, mode: str | None) -> None:
