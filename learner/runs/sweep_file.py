@@ -98,6 +98,7 @@ def refuse_other_sweep(
         before, known = _read(directory / NAME)["config"], read_members(directory)
         problem = _missing(directory, known, _as_saved(members), may_grow) or _difference(before, _as_saved(config))
         if known and problem:
+            problem += _further_axes(before, known[0]["values"], members[0]["values"])
             raise LearnerError(
                 f"{directory} holds another sweep: {problem}; {AGAIN}", code="sweep-different", directory=directory
             )
@@ -134,6 +135,15 @@ def _missing(directory: Path, known: Sequence[Any], members: Sequence[Any], may_
     names = [each["directory"] for each in known if present.get(each["directory"]) != each["values"]]
     missing = [name for name in names if not may_grow or has_trained(directory / name)]
     return f"it has trained {join_names(missing, MOST)}, which this one lacks" if missing else ""
+
+
+def _further_axes(config: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the keys that a sweep has in addition to a previous one, with their values in its config, as a text, empty
+    if there are none.
+    """
+    values = {key: config.get(key.replace(".init_args", "")) for key in new if key not in old}
+    texts = [key if value is None else f"{key}, which was {text_of(value)}" for key, value in values.items()]
+    return f"; this one also sweeps {', and '.join(texts)}" if texts else ""
 
 
 def _difference(old: Mapping[str, Any], config: Mapping[str, Any]) -> str:

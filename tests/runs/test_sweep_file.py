@@ -43,6 +43,15 @@ def test_different_sweep_is_refused(tmp_path):
         refuse_other_sweep(tmp_path, CONFIG, [{**MEMBERS[0], "values": {"lr": 0.10001}}, MEMBERS[1]])
 
 
+def test_keys_that_a_sweep_has_in_addition_are_named(tmp_path):
+    config = CONFIG | {"seed": 0}
+    write_sweep(tmp_path, config, MEMBERS)
+    train(tmp_path / "000-lr=0.1")
+    axes = [{"directory": "002-lr=0.1-seed=0-b=1", "values": {"lr": 0.1, "seed": 0, "b": 1}}]
+    with raises_code("sweep-different", "this one also sweeps seed, which was 0, and b;"):
+        refuse_other_sweep(tmp_path, CONFIG, axes, may_grow=True)
+
+
 def test_members_that_have_not_trained_may_change(tmp_path):
     """The file keeps them, so that no other member gets their directory."""
     write_sweep(tmp_path, CONFIG, MEMBERS)
