@@ -909,8 +909,8 @@ class LearnerBuilder:
           model: an `nnx.Module`, `Linen(module, variables)`, an Equinox module, any pytree of arrays, or a function
             that returns one. The function takes no arguments, or `rngs`: `nnx.Rngs` with the builder's seed. It is
             traced, and one program initialises the arrays, which starts sooner; if the strategy shards models, each
-            device initialises its own shards. A model does not change: `build` copies its NumPy arrays, and `fit`
-            those of JAX, which no other program may donate before.
+            device initialises its own shards. A model does not change: `fit` copies its arrays, which until then must
+            neither be donated nor, if they are NumPy's, be assigned to.
           optimizer: a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`,
             `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`,
             and for a learner that only evaluates and predicts.

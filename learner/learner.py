@@ -31,7 +31,7 @@ from learner.training.result import LearningResult
 from learner.training.run import Run
 from learner.training.waves import fit_waves
 from learner.util.fragments import fragment, paragraph, table
-from learner.util.own_context import own_context
+from learner.util.own_context import allow_transfers, automatic_mesh, own_context
 from learner.util.text import count, size
 
 if TYPE_CHECKING:  # rarely used modules are imported on use, as `import learner` must be fast
@@ -106,7 +106,8 @@ class Learner(Generic[ModelT]):
         self.definition.take_initial()
         return self.definition.init()
 
-    @own_context()
+    @allow_transfers()
+    @automatic_mesh()
     def train_step(self, state: TrainState, *batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """Run one optimizer step. Return the new state, and a dict of the step's numeric metrics and its `weight`.
 
@@ -117,13 +118,13 @@ class Learner(Generic[ModelT]):
         self.definition.refuse_population("train_step")
         return self._steps.train(state, batches)
 
-    @own_context()
+    @allow_transfers()
+    @automatic_mesh()
     def valid_step(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
         """Return a dict of the metrics of one validation batch and its `weight`. The model is in eval mode."""
         self.definition.refuse_population("valid_step")
         return self._steps.valid(state, batch)
 
-    @own_context()
     def model_of(self, state: TrainState) -> ModelT:
         """Return the model of a state in eval mode. It has the type given to `build`, and its arrays are copies."""
         self.definition.refuse_population("model_of")

@@ -548,15 +548,6 @@ def test_building_in_a_traced_function_is_refused(tmp_path):
         jax.vmap(make)(jnp.ones((2, 3)))
 
 
-@pytest.mark.parametrize("make", [lambda w, n: {"w": w, "n": n}, lambda w, n: nnx.Dict(w=nnx.Param(w), n=n)])
-def test_later_changes_of_numpy_arrays_do_not_reach_the_learner(tmp_path, make):
-    weights, numbers = np.ones((1, 1), np.float32), np.ones(2, np.int32)
-    learner = quiet(tmp_path).build(make(weights, numbers), optax.sgd, 0.1, train_step=line_step)
-    weights[:], numbers[:] = 7, 7
-    state = learner.init()
-    assert [x.tolist() for x in jax.tree.leaves((state.params, state.model_state))] == [[[1]], [1, 1]]
-
-
 def test_donated_arrays_of_the_model_are_named(tmp_path):
     def build(name, model):
         return quiet(tmp_path / name).build(model, optax.sgd, 0.1, train_step=line_step, valid_step=line_step)

@@ -142,6 +142,23 @@ def test_processes_decide_by_metrics_on_the_host_of_the_first(tmp_path):
     np.testing.assert_allclose(left(tmp_path / "run")["history train/Learning Rate"], [0.2, 0.2, 0.2, 0.1])
 
 
+@pytest.mark.full
+def test_the_last_partial_epoch_has_the_metrics_of_the_first_process(tmp_path):
+    save = {**BEST, "monitor": "train/Temperature", "mode": None}
+    temperatures = [[1.0, 2.0], [1.0, 0.0]]  # epochs of two steps
+    trained(tmp_path / "run", 2, accumulate=4, steps=3, save=save, temperatures=temperatures)
+    for index in range(2):
+        assert left(tmp_path / "run", index)["history train/Temperature"].tolist() == [1, 2]
+
+
+@pytest.mark.full
+def test_processes_that_read_other_best_checkpoints_end_together(tmp_path):
+    save = {"every_epochs": 1, "keep_last": 9, "monitor": "train/Loss", "mode": "min"}
+    for process in ended_soon(tmp_path / "run", "", "", epochs=3, save=save, stale=1):
+        assert process.code == 2, f"{process.code}\n{process.out}\n{process.err[-3000:]}"
+        assert "the step of the best checkpoint" in last_line(process)["error"]
+
+
 def test_only_the_first_process_writes_but_for_logs(two):
     directory, _ = two
     events = [line["event"] for line in journal_of(directory)]

@@ -1,6 +1,5 @@
 """Models of all libraries, split into differentiated arrays, carried arrays, and the recipe to merge them."""
 
-import copy
 import dataclasses
 import functools
 import inspect
@@ -22,7 +21,7 @@ from learner.models.pytrees import TreeAdapter
 from learner.util.default_device import default_device
 from learner.util.executables import share
 from learner.util.optional import is_instance_of
-from learner.util.own_context import context_of_models
+from learner.util.own_context import automatic_mesh
 from learner.util.text import first_line, join_names
 from learner.util.trees import named_leaves, path_name
 
@@ -104,7 +103,7 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
         )
 
 
-@context_of_models()
+@automatic_mesh()
 def abstract_adapter(
     make: Callable[..., Any], trainable: Trainable = None, *, shared: bool = False, seed: int = 0
 ) -> tuple[ModelAdapter, Any]:
@@ -221,15 +220,6 @@ def _refuse_long_integers(model_state: PyTree) -> None:
                     code="model-integer-too-large",
                     name=name,
                 )
-
-
-def copy_numpy(adapter: ModelAdapter) -> ModelAdapter:
-    """Return the adapter with copies of NumPy arrays, which can change in place, unlike those of JAX."""
-    adapter = copy.copy(adapter)
-    adapter.params, adapter.model_state = jax.tree.map(
-        lambda x: np.array(x) if isinstance(x, np.ndarray) else x, (adapter.params, adapter.model_state)
-    )
-    return adapter
 
 
 def refuse_deleted(adapter: ModelAdapter) -> None:

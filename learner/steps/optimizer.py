@@ -538,6 +538,18 @@ def accumulates_by_itself(opt_state: PyTree) -> bool:
     return any(map(is_state, jax.tree.leaves(opt_state, is_leaf=is_state)))
 
 
+def varies(schedule: Schedule | None) -> bool:
+    """Return True for a schedule whose rates differ.
+
+    >>> varies(optax.cosine_decay_schedule(0.1, 9)), varies(optax.constant_schedule(0.1)), varies(None)
+    (True, False, False)
+    """
+    if schedule is None:
+        return False
+    program = jax.make_jaxpr(lambda step: lr_at(schedule, step, jnp.float32(1)))(jnp.int32(0))
+    return any(dependent_outputs(program.jaxpr, [True]))
+
+
 def ignores_rate(optimizer: OptimizerFn, params: PyTree) -> bool:
     """Return True if neither the optimizer's state nor its update of the parameters (or shapes) uses the rate. An
     optimizer that fails counts as using it.

@@ -9,8 +9,16 @@ from typing import Any
 from learner.distributed.connection import unconnected_launcher
 from learner.errors import LearnerError, Problem, one_error
 from learner.optimizers.base import OptimizerFactory
+from learner.schedules.base import Schedule
 from learner.steps.eval_params import has_eval_params
-from learner.steps.optimizer import accumulates_by_itself, check_replicas, ignores_rate, may_evaluate_loss, no_optimizer
+from learner.steps.optimizer import (
+    accumulates_by_itself,
+    check_replicas,
+    ignores_rate,
+    may_evaluate_loss,
+    no_optimizer,
+    varies,
+)
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.training.checks.population_checks import (
@@ -78,7 +86,9 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
             f"the optimizer ({name_of(step.optimizer)}) differentiates the loss again in each step, and these "
             "gradients have no loss scale, so float16 rounds those below 6e-8 to zero: use precision('bfloat16')"
         )
-    if step.schedule is not None and accumulates_by_itself(shapes.opt_state):
+    schedule = definition.optimizer.schedule
+    # Those of this package follow the length of the run.
+    if accumulates_by_itself(shapes.opt_state) and not isinstance(schedule, Schedule) and varies(schedule):
         inputs.warnings.append(
             "the optimizer is an optax.MultiSteps, whose updates take several steps, and the schedule counts the "
             "steps: it ends that many times earlier than in optax. Use grads_accumulation(k), which makes one step of "
@@ -133,12 +143,16 @@ def ignored_rate(definition: TrainingDefinition, inputs: Inputs) -> tuple[str, s
 
 
 def _unused_devices(definition: TrainingDefinition) -> set[Any]:
-    """Return the devices to which the given model's arrays are committed, if the run uses none of them."""
+    """Return the devices of the run's platform to which the given model's arrays are committed, if the run, whose
+    devices nobody has chosen, uses none of them.
+    """
+    strategy = definition.strategy
     committed: set[Any] = set()
-    for x in named_leaves(definition.step.adapter.params).values():
-        if getattr(x, "committed", False):
-            committed |= x.devices()
-    return set() if committed & set(definition.strategy.devices) else committed
+    if definition.options.devices is None:
+        for x in named_leaves(definition.step.adapter.params).values():
+            if getattr(x, "committed", False):
+                committed |= {device for device in x.devices() if device.platform == strategy.platform}
+    return set() if committed & set(strategy.devices) else committed
 
 
 def _ignored_annotations(definition: TrainingDefinition) -> list[str]:

@@ -9,7 +9,7 @@ import jax
 
 from learner.checkpoint.load import makes_model
 from learner.errors import LearnerError, Problem
-from learner.models.adapters import abstract_adapter, adapter_of, copy_numpy, refuse_abstract, refuse_deleted
+from learner.models.adapters import abstract_adapter, adapter_of, refuse_abstract, refuse_deleted
 from learner.models.base import ModelAdapter, NothingToTrainError
 from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, tied_paths, trained_of
 from learner.models.masks import mask_problems
@@ -44,7 +44,6 @@ class ModelParts:
             self.adapter, model = _split_model(model, selected, update is not None, options)
             _refuse_traced(self.adapter)
             refuse_deleted(self.adapter)
-            self.adapter = copy_numpy(self.adapter)
             problems += [] if trainable is None else _mask_problems(trainable, model)
             problems += check_freeze_patterns(options.freeze, self.adapter, model)
             self.train = None if update is not None else step_fn(model, "train_step", steps[0])

@@ -13,7 +13,6 @@ from learner.training.checks.step_checks import no_step, trace_train, trace_vali
 from learner.training.checks.step_tracing import GIVEN, Tracing
 from learner.training.definition import TrainingDefinition
 from learner.training.programs.single_step import SingleStepRunner
-from learner.util.own_context import with_automatic_axes
 
 PyTree = Any
 
@@ -52,7 +51,7 @@ class PureSteps:
             self._checked.add("train")
         if not _is_traced(state, batches):
             with Tracing("train_step", GIVEN, lambda: batches[-1]):
-                return self._compiled().train(with_automatic_axes(state), with_automatic_axes(batches))
+                return self._compiled().train(state, batches)
         state, metrics, weight = definition.step.unrolled_step(state, list(batches))
         return state, _by_name(definition.step.train_metrics, metrics) | {"weight": weight}
 
@@ -67,7 +66,7 @@ class PureSteps:
             self._checked.add("valid")
         if not _is_traced(state, batch):
             with Tracing("valid_step", GIVEN, lambda: batch):
-                return self._compiled().valid(with_automatic_axes(state), with_automatic_axes(batch))
+                return self._compiled().valid(state, batch)
         metrics, weight, _ = step.validate(state, batch, jnp.int32(0))
         return _by_name(step.valid_metrics, metrics) | {"weight": weight}
 

@@ -8,6 +8,7 @@ from typing import Any, Generic
 
 import jax
 
+from learner.distributed.process_group import hosts
 from learner.models.model_types import ModelT
 from learner.runs.history import History, Point
 from learner.runs.layout import end_word
@@ -186,6 +187,8 @@ def result_of(
     if definition.options.restore_best:
         # The other parts stay: the optimizer's state of the last step does not belong to the best parameters.
         state, _, model_step = load_best_state(definition, runner.state)
+        # Each process reads by itself: one that cannot read the best has another, and parts of both would be mixed.
+        hosts().agree("the step of the best checkpoint that it can read", model_step)
         runner.leaves = jax.tree.leaves(state)
     model = runner.model()
     find = functools.partial(find_best, definition)

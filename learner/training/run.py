@@ -397,6 +397,7 @@ class Run(ThreadOwned):
         # After the save, which copies the metrics in flight: closing the split donates their states.
         if inside and reason == "num_steps":
             self._close_train()
+            self.validator.monitored.share(p.step)
             self.reporter.put(EpochFinished(p.epoch, p.step))
         self.numbers.warn_of_missing(has_ended=not self.stop.stop_requested)
         return reason

@@ -45,7 +45,7 @@ class Validator(ThreadOwned):
       members: the decisions about the members of a population, in place of `early_stopping` and `plateau`.
 
     Attributes:
-      feeders: see above.
+      feeders, monitored: see above.
       validated_step: see above.
     """
 
@@ -72,7 +72,7 @@ class Validator(ThreadOwned):
         self.feeders, self._batches = feeders, batches
         self._schedule, self._accumulate = schedule, accumulate
         self._early_stopping, self._plateau = early_stopping, plateau
-        self._monitored, self._log, self._warn = monitored, log, warn
+        self.monitored, self._log, self._warn = monitored, log, warn
         self.validated_step = validated_step
         self._members = members
         self._logged_at: dict[str, int] = {}  # the step of the newest number of a hook, by name
@@ -119,7 +119,7 @@ class Validator(ThreadOwned):
         # No splits remain at the end of an epoch without a due validation, at which metrics of train are measured.
         if p.remaining_splits and not self._validate_splits(p, at_step):
             return False
-        self._monitored.share(p.step)
+        self.monitored.share(p.step)
         return True
 
     def _validate_splits(self, p: Position, at_step: int | None) -> bool:

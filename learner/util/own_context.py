@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
+
+WAYS = ("host_to_device", "device_to_device", "device_to_host")
 
 
 @contextlib.contextmanager
@@ -19,17 +20,27 @@ def own_context() -> Iterator[None]:
     ...     jax.sharding.get_abstract_mesh().empty, float(jax.numpy.ones(()))
     (True, 1.0)
     """
-    with jax.transfer_guard("allow"), jax.set_mesh(None) if _has_mesh() else contextlib.nullcontext():
+    with allow_transfers(), jax.set_mesh(None) if _mesh() is not None else contextlib.nullcontext():
         yield
 
 
 @contextlib.contextmanager
-def context_of_models() -> Iterator[None]:
-    """Return a context, or a decorator, for calls of functions that make models. It keeps the mesh of `jax.set_mesh`,
-    which flax needs for annotated parameters, with axes of the type `Auto`: explicit ones would become a part of the
-    arrays' types.
+def allow_transfers() -> Iterator[None]:
+    """Return a context, or a decorator, that allows transfers; see `own_context`. Without a guard it takes 2 µs."""
+    config: Any = jax.config  # its type lacks the settings
+    guards = [getattr(config, f"jax_transfer_guard_{way}") for way in WAYS]
+    with jax.transfer_guard("allow") if any(guards) else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def automatic_mesh() -> Iterator[None]:
+    """Return a context, or a decorator, for calls of functions that make models, and for single steps. It keeps the
+    mesh of `jax.set_mesh`, which flax needs for annotated parameters, with axes of the type `Auto`: explicit ones would
+    become a part of the arrays' types.
     """
-    with jax.set_mesh(automatic(jax.sharding.get_mesh())) if _has_mesh() else contextlib.nullcontext():
+    mesh = _mesh()
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(automatic(mesh)):
         yield
 
 
@@ -40,19 +51,11 @@ def automatic(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
-def with_automatic_axes(tree: Any) -> Any:
-    """Return the pytree with arrays whose mesh has axes of the type `Auto`."""
-
-    def automatic_array(x: Any) -> Any:
-        sharding = getattr(x, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
-            return x
-        mesh = automatic(sharding.mesh)
-        return x if mesh is sharding.mesh else jax.device_put(x, NamedSharding(mesh, sharding.spec))
-
-    return jax.tree.map(automatic_array, tree)
-
-
-def _has_mesh() -> bool:
-    """Return True if a mesh is set that can be changed, as JAX is not tracing the caller."""
-    return not jax.sharding.get_abstract_mesh().empty and not isinstance(jnp.zeros(()), jax.core.Tracer)
+def _mesh() -> Mesh | None:
+    """Return the mesh that is set, or None without one, and where JAX traces the caller, so that it cannot change."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return None
+    try:
+        return jax.sharding.get_mesh()
+    except ValueError:
+        return None

@@ -100,8 +100,11 @@ def test_a_run_uses_the_default_device_of_jax(tmp_path, model):
 
 
 def test_a_model_on_a_device_that_the_run_does_not_use_is_warned_about(tmp_path):
-    for index, warned in ((3, True), (0, False)):
+    for index, chosen, warns in ((3, None, True), (0, None, False), (3, [0], False)):
         model = jax.device_put({"w": jnp.zeros((3, 1))}, jax.devices()[index])
-        builder = LearnerBuilder(tmp_path / str(index)).renderer(None)
+        directory = tmp_path / f"{index}-{chosen}"
+        builder = LearnerBuilder(directory).renderer(None)
+        if chosen is not None:
+            builder.devices(chosen)
         builder.build(model, optax.sgd, 0.1, train_step=squares).fit([DATA])
-        assert ("arrays are on" in (tmp_path / str(index) / "experiment.log").read_text()) == warned
+        assert ("arrays are on" in (directory / "experiment.log").read_text()) == warns

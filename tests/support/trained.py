@@ -56,6 +56,7 @@ def train(coordinator, count, index, directory, kind, given):
         parameter_histograms,
     )
     from learner.checkpoint import places
+    from learner.checkpoint.store import CheckpointStore
     from learner.data import DataLoaderBuilder, PerProcess
     from learner.distributed.departure import leave
     from learner.loggers import JsonLines, MetricLogger
@@ -159,6 +160,10 @@ def train(coordinator, count, index, directory, kind, given):
         os.kill(os.getpid(), getattr(signal, at["what"]))
 
     builder = LearnerBuilder(directory).metrics(Accuracy(), spread.Order()).metric_train(GradientNorm()).renderer(None)
+    if "stale" in options:
+        builder.restore_best()
+        if options["stale"] == index:  # as a directory of another machine that lacks the newest files
+            CheckpointStore._damage = lambda store, step: f"{step} is stale" if step == max(store.steps) else ""
     if "steps" in options:
         builder.num_steps(options["steps"])
     else:

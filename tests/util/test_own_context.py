@@ -90,13 +90,30 @@ EXPLICIT = jax.make_mesh((4,), ("x",), (AxisType.Explicit,), devices=jax.devices
 
 @pytest.mark.parametrize("call", some(list(CALLS), ["train_step"]))
 def test_calls_without_a_run_work_in_a_mesh_and_under_a_transfer_guard(tmp_path, call):
-    expected = CALLS[call](learner_of(tmp_path, weights()))
+    model = weights()
+    expected = CALLS[call](learner_of(tmp_path, model))
     with jax.set_mesh(EXPLICIT):
-        assert CALLS[call](learner_of(tmp_path, weights())) == expected  # arrays with the types of the mesh
+        assert CALLS[call](learner_of(tmp_path, model)) == expected
         assert CALLS[call](learner_of(tmp_path, weights)) == expected
-    learner = learner_of(tmp_path, weights())
+    learner = learner_of(tmp_path, model)
     with jax.transfer_guard("disallow"):
         assert CALLS[call](learner) == expected
+
+
+def test_single_steps_in_a_mesh_can_be_transformed_and_see_it(tmp_path, mesh):
+    rows = PartitionSpec("data")
+
+    def step(model, batch):
+        x = jax.lax.with_sharding_constraint(batch["x"], rows)
+        return RegressionOutput.from_predictions(x @ model["w"], batch["y"])
+
+    learner = LearnerBuilder(tmp_path).build(weights(), optax.sgd, 0.1, train_step=step, valid_step=step)
+    state, batches = learner.init(), jax.tree.map(lambda x: np.stack([x, 2 * x]), DATA)
+    with jax.set_mesh(mesh):
+        assert np.isfinite(learner.train_step(state, DATA)[1]["Loss"])
+        losses = jax.vmap(learner.valid_step, (None, 0))(state, batches)["Loss"]
+        assert np.asarray(jax.grad(lambda x: learner.valid_step(state, {**DATA, "x": x})["Loss"])(DATA["x"])).any() == 0
+    np.testing.assert_allclose(losses[1], 4 * losses[0], rtol=1e-6)  # the weights are 0
 
 
 @pytest.mark.full

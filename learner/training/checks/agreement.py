@@ -22,11 +22,12 @@ from learner.training.feed.inputs import Inputs
 from learner.training.options import Options
 from learner.util.device_errors import is_device_error
 from learner.util.device_threads import keep_exit_code
-from learner.util.text import first_line, name_of
+from learner.util.text import first_line, join_names, name_of
 from learner.util.trees import is_key, named_leaves
 
 PyTree = Any
 SAME_HOOKS = "all processes need the same hooks; work of one process goes inside of a hook"
+MOST_HOOKS = 16  # of `every`, in a message
 SAMPLED = 2**16  # elements of each array
 
 
@@ -87,10 +88,14 @@ def description(
     }
 
 
-def hook_counts(options: Options) -> dict[str, int]:
-    """Return the number of hooks by the method that adds them, as JSON."""
+def hook_counts(options: Options) -> dict[str, Any]:
+    """Return the number of hooks by the method that adds them, and the order of those of `every`, as JSON."""
     added_by = ["on_epoch_end"] * len(options.on_epoch_end) + [f"every({steps})" for steps, _ in options.every]
-    return collections.Counter(f"{method} ({SAME_HOOKS})" for method in added_by)
+    facts: dict[str, Any] = collections.Counter(f"{method} ({SAME_HOOKS})" for method in added_by)
+    steps = [str(steps) for steps, _ in options.every]
+    if len(set(steps)) > 1:
+        facts[f"order of every ({SAME_HOOKS})"] = join_names(steps, MOST_HOOKS)
+    return facts
 
 
 def metrics_description(options: Options, programs: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from learner.training.checks.output_checks import output_problems
 from learner.training.checks.row_broadcasts import broadcast_rows
 from learner.training.checks.step_tracing import GIVEN, WatchedDict, trace_step, watched
 from learner.util.host_random import generator_states
-from learner.util.jaxprs import computed_from, dependent_outputs, forwarded_inputs
+from learner.util.jaxprs import computed_from, dependent_outputs, forwarded_inputs, needed_inputs
 from learner.util.text import join_names
 from learner.util.traced_values import explained
 from learner.util.trees import layer_of, named_leaves
@@ -266,10 +266,9 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     written: list[str] = []
     lost: list[str] = []
     if trace.replaces and not problems:
-        written = _changes(step, state, batch, lambda _, written, items: named_leaves(written[0][1]))
-        # Layers such as nnx.SpectralNorm replace some parameters in each call; an optimizer in the step replaces all.
-        if step.adapter.changes_in_place and len(written) < len(named_leaves(state.params)):
-            written = []
+        select_written = lambda _, written, items: named_leaves(written[0][1])  # noqa: E731
+        # Layers such as nnx.SpectralNorm replace parameters in each call, but not by values that depend on the batch.
+        written = _changes(step, state, batch, select_written, of_batch=step.adapter.changes_in_place)
     if trace.lost and not problems:
         lost = _changes(step, state, batch, lambda _, written, items: {name: items[0][1][name] for name in trace.lost})
     return TracedTrainStep(
@@ -352,11 +351,15 @@ def _trace_with_draws(
 
 
 def _changes(
-    step: StepFunctions, state: TrainState, batch: PyTree, select: Callable[[PyTree, Pairs, Pairs], Mapping[str, Any]]
+    step: StepFunctions,
+    state: TrainState,
+    batch: PyTree,
+    select: Callable[[PyTree, Pairs, Pairs], Mapping[str, Any]],
+    of_batch: bool = False,
 ) -> list[str]:
     """Return the names of the arrays that a train step changes. Those that it only passes through jitted functions or a
     cast do not count. `select`: returns arrays by name, from the model's state after the step, and `written` and
-    `items` of `StepFunctions.run_train`.
+    `items` of `StepFunctions.run_train`; `of_batch`: only those that depend on the batch.
     """
     names: list[str] = []
 
@@ -374,7 +377,11 @@ def _changes(
     program = jax.make_jaxpr(arrays_after)(state.params, state.model_state, batch, state.rng)
     places = {name: index for index, name in enumerate([*named_leaves(state.params), *named_leaves(state.model_state)])}
     sources = forwarded_inputs(program.jaxpr)
-    return [name for name, source in zip(names, sources, strict=True) if source != places.get(name)]
+    changed = [i for i, (name, source) in enumerate(zip(names, sources, strict=True)) if source != places.get(name)]
+    if of_batch:
+        rows = slice(len(places), len(places) + len(jax.tree.leaves(batch)))
+        changed = [i for i in changed if any(needed_inputs(program.jaxpr, i)[rows])]
+    return [names[i] for i in changed]
 
 
 def _switched(step: StepFunctions, state: TrainState, batch: PyTree, program: Any) -> list[str]:

@@ -179,7 +179,7 @@ class Tracing:
             ) from error
         if type(error).__name__ == "TraceContextError" and "Cannot mutate" in str(error):  # of flax.nnx
             raise LearnerError(
-                f"{self._name} changes an object of flax.nnx that is not part of the model that it receives "
+                f"{self._name} changes an object of flax.nnx from outside of the function that JAX traces "
                 f"({code_location(error)}): {str(error).partition(' (http')[0]}. {_nnx_remedy(str(error))}",
                 code="step-changes-nnx-object",
             ) from error
@@ -195,7 +195,7 @@ class Tracing:
             ) from error
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
         which = f"{which} ({listed(batch)})"
-        if isinstance(error, FloatingPointError):
+        if isinstance(error, FloatingPointError) and "(nan)" in str(error):  # not of jax.debug_infs or NumPy
             error.add_note(f"in {self._name} with {which}. {OF_DEBUG_NANS}")
             return
         # The user's exceptions keep their type, by which they may be caught.
@@ -212,14 +212,18 @@ class Tracing:
 
 
 def _nnx_remedy(message: str) -> str:
-    """Return the remedy for a change of an nnx object outside of the model, by the kind of its variable."""
+    """Return the remedy for the change of an nnx object from outside, by the kind of its variable."""
     if "Opt" in message:
         return "The learner computes the gradients and updates the model: return the output with the loss only"
     if "Metric" in message:
         return "Pass the metric to metrics() of the builder, which reads the fields of the output"
+    remedy = "Make the object an attribute of the model"
     if "Rng" in message:
-        return "Let the step take a third argument, (model, batch, rng), and draw with jax.random from this key"
-    return "Make the object an attribute of the model"
+        remedy = "Let the step take a third argument, (model, batch, rng), and draw with jax.random from this key"
+    return (
+        f"{remedy}. A layer of the model inside of jax.checkpoint, jax.vmap or jax.lax.scan needs nnx.remat, nnx.vmap "
+        "or nnx.scan instead, with the layer as an argument"
+    )
 
 
 def _takes_dict_for_arrays(error: Exception, batch: PyTree) -> TypeGuard[AttributeError]:

@@ -17,6 +17,7 @@ from learner.steps.train_state import TrainState
 from learner.training.programs.oom import CHECKPOINT, OomContext
 from learner.training.progress.position import Position
 from learner.training.reporting.messages import ReporterSnapshot
+from learner.util.default_device import default_device
 from learner.util.json_values import encode
 
 
@@ -122,7 +123,7 @@ class SnapshotComposer:
 @functools.cache
 def platform_facts() -> dict[str, Any]:
     """Return the versions and hardware that affect the bits of a run, in addition to its program and data."""
-    device = jax.devices()[0]
+    device = default_device()
     return {
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),

@@ -159,6 +159,11 @@ DIFFERENCES = {
             f"hooks.every(2) ({SAME_HOOKS}) is 1 in process 0; 2 in process 1",
         ],
     ),
+    "the order of hooks": (
+        lambda b: b.every(3, print).every(5, print),
+        lambda b: b.every(5, print).every(3, print),
+        [f'hooks.order of every ({SAME_HOOKS}) is "3, 5" in process 0; "5, 3" in process 1'],
+    ),
     "a factor of ReduceOnPlateau": (
         plateau(factor=0.5),
         plateau(factor=0.1),

@@ -520,8 +520,9 @@ def test_an_unbound_axis_is_an_error(exchange, advice):
         (nnx.metrics.Average(), lambda metric, x: metric.update(values=x), "metrics() of the builder"),
         (nnx.Rngs(0), lambda rngs, x: rngs(), "(model, batch, rng)"),
         (nnx.BatchNorm(3, rngs=nnx.Rngs(0)), lambda layer, x: layer(x), "an attribute of the model"),
+        (nnx.BatchNorm(3, rngs=nnx.Rngs(0)), lambda layer, x: jax.checkpoint(layer)(x), "nnx.remat"),
     ],
-    ids=["metric", "rngs", "layer"],
+    ids=["metric", "rngs", "layer", "checkpoint"],
 )
 def test_a_change_of_an_nnx_object_outside_of_the_model_is_an_error(changed, change, advice):
     def train(model, batch):
@@ -930,6 +931,26 @@ def test_an_optimizer_inside_the_step_of_a_module_is_named():
     assert written(step, nnx.Linear(3, 3, rngs=nnx.Rngs(0))) == ["bias", "kernel"]
 
 
+class Blocks(nnx.Module):
+    """Rematerialised layers in a loop, which return every parameter as it was."""
+
+    def __init__(self):
+        self.layers = nnx.vmap(lambda rngs: nnx.Linear(3, 3, rngs=rngs), axis_size=2)(nnx.Rngs(3).split(2))
+
+    def __call__(self, x):
+        block = nnx.remat(lambda layer, x: jnp.tanh(layer(x)))
+        return nnx.scan(lambda x, layer: block(layer, x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Blocks, lambda: nnx.SpectralNorm(nnx.Linear(3, 3, use_bias=False, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))],
+    ids=["scan of remat", "spectral norm"],
+)
+def test_layers_that_replace_all_parameters_of_a_module_are_not_named(make):
+    assert written(of_module, make()) == []
+
+
 @pytest.mark.full
 def test_a_run_warns_about_replaced_parameters(tmp_path):
     builder = LearnerBuilder(tmp_path).renderer(None).with_file_checkpointer(None)
@@ -1211,6 +1232,7 @@ def thrice(step):
         (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), thrice, 0.1, True),  # the updates of steps 1, 3, 5, ...
         (lambda lr: optax.MultiSteps(optax.sgd(thrice), 2), 0.0, 0.3, False),
         (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), 0.1, 0.6, False),
+        (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), optax.constant_schedule(0.1), 0.6, False),
         (optax.sgd, thrice, 0.3, False),
     ],
 )
