@@ -1,6 +1,5 @@
 """Validation: passes over the validation splits, and the decisions that follow from their values."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ class Validator(ThreadOwned):
 
     Args:
       runner: the programs.
-      reporter: reads the values.
+      reporter: reads the values, and has the application log.
       timer: the timer of the loop.
       stop: interrupts a validation.
       feeders: the feeders of the splits, by name.
@@ -39,7 +38,6 @@ class Validator(ThreadOwned):
       early_stopping: the early stoppings that may end the run.
       plateau: the scheduler that uses the values, or None.
       monitored: the values of monitored metrics.
-      log: writes to the application log.
       warn: shows a warning to people.
       validated_step: the optimizer step of the last complete validation, or None.
       members: the decisions about the members of a population, in place of `early_stopping` and `plateau`.
@@ -63,7 +61,6 @@ class Validator(ThreadOwned):
         early_stopping: Sequence[MetricEarlyStopping],
         plateau: ReduceOnPlateau | None,
         monitored: MonitoredValues,
-        log: logging.Logger,
         warn: Callable[[str], None],
         validated_step: int | None = None,
         members: MemberDecisions | None = None,
@@ -72,7 +69,7 @@ class Validator(ThreadOwned):
         self.feeders, self._batches = feeders, batches
         self._schedule, self._accumulate = schedule, accumulate
         self._early_stopping, self._plateau = early_stopping, plateau
-        self.monitored, self._log, self._warn = monitored, log, warn
+        self.monitored, self._warn = monitored, warn
         self.validated_step = validated_step
         self._members = members
         self._logged_at: dict[str, int] = {}  # the step of the newest number of a hook, by name
@@ -196,7 +193,7 @@ class Validator(ThreadOwned):
             self._stop.decide(reason and f"early stopping: {reason}")
         plateau = self._plateau
         if plateau is not None and (lr := plateau.lr) != plateau.update(values):
-            self._log.info("step %d: %s %g -> %g", step, plateau.quantity, lr, plateau.lr)
+            self._reporter.log.info("step %d: %s %g -> %g", step, plateau.quantity, lr, plateau.lr)
             self._runner.set_lr_scale(plateau.lr)
 
     def get_state(self) -> dict[str, object]:

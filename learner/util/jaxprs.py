@@ -1,6 +1,6 @@
 """Traced programs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from jax.interpreters import partial_eval
@@ -105,16 +105,16 @@ def computed_from(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
     return propagate(jaxpr, inputs, lambda equation, given: [any(given)] * len(equation.outvars), False)
 
 
-def needed_inputs(jaxpr: Any, output: int) -> list[bool]:
-    """Return, for each input of a traced program, True if an output needs it, also inside of loops.
+def needed_inputs(jaxpr: Any, outputs: Collection[int]) -> list[bool]:
+    """Return, for each input of a traced program, True if one of these outputs needs it, also inside of loops.
 
     >>> import jax
     >>> loop = lambda x, w: jax.lax.scan(lambda x, w: (x * w, w + 1), x, w)
     >>> program = jax.make_jaxpr(loop)(1.0, jax.numpy.ones(3))
-    >>> needed_inputs(program.jaxpr, 0), needed_inputs(program.jaxpr, 1)
+    >>> needed_inputs(program.jaxpr, [0]), needed_inputs(program.jaxpr, [1])
     ([True, True], [False, True])
     """
-    needed: list[bool] = partial_eval.dce_jaxpr(jaxpr, [i == output for i in range(len(jaxpr.outvars))])[1]
+    needed: list[bool] = partial_eval.dce_jaxpr(jaxpr, [i in outputs for i in range(len(jaxpr.outvars))])[1]
     return list(needed)
 
 

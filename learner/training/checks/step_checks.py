@@ -380,7 +380,9 @@ def _changes(
     changed = [i for i, (name, source) in enumerate(zip(names, sources, strict=True)) if source != places.get(name)]
     if of_batch:
         rows = slice(len(places), len(places) + len(jax.tree.leaves(batch)))
-        changed = [i for i in changed if any(needed_inputs(program.jaxpr, i)[rows])]
+        # Together first, as each of them takes a pass over the program, and usually none does.
+        depends = any(needed_inputs(program.jaxpr, changed)[rows])
+        changed = [i for i in changed if any(needed_inputs(program.jaxpr, [i])[rows])] if depends else []
     return [names[i] for i in changed]
 
 

@@ -91,7 +91,6 @@ def build_validator(
         monitored=MonitoredValues(
             reporter, spec.processes, monitored_on_host(options, list(spec.inputs.valid), spec.plateau)
         ),
-        log=outputs.log,
         warn=outputs.warn,
         validated_step=None if restored is None else restored.progress["validated_step"],
         members=members,

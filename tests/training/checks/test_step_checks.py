@@ -46,6 +46,7 @@ from learner.metrics import (
     Subset,
     TopKAccuracy,
 )
+from learner.schedules import Linear
 from learner.training.checks.step_checks import check_predict, trace_train, trace_valid
 from learner.training.programs.compilation import CompileTimes
 from tests.support.codes import raises_code
@@ -1233,6 +1234,7 @@ def thrice(step):
         (lambda lr: optax.MultiSteps(optax.sgd(thrice), 2), 0.0, 0.3, False),
         (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), 0.1, 0.6, False),
         (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), optax.constant_schedule(0.1), 0.6, False),
+        (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), Linear(0.1), 0.3, False),
         (optax.sgd, thrice, 0.3, False),
     ],
 )
