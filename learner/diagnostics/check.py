@@ -7,6 +7,7 @@ from learner.diagnostics.check_result import QUESTIONS, Answer, CheckResult, Fin
 from learner.diagnostics.check_trial import CheckTrial, open_trial
 from learner.diagnostics.data_questions import overlap, pipeline
 from learner.diagnostics.learning_questions import label_shuffle, learning_rate, one_batch
+from learner.diagnostics.metric_questions import metrics
 from learner.diagnostics.output_questions import eval_mode, initial_loss, row_leak, train_mode
 from learner.diagnostics.step_questions import determinism, gradients, memory
 from learner.distributed.process_group import hosts
@@ -21,6 +22,7 @@ FUNCTIONS: dict[str, Callable[[CheckTrial], Finding]] = {
     "eval-mode": eval_mode,
     "train-mode": train_mode,
     "row-leak": row_leak,
+    "metrics": metrics,
     "gradients": gradients,
     "determinism": determinism,
     "one-batch": one_batch,

@@ -33,6 +33,7 @@ QUESTIONS = (
     Question("eval-mode", "3 forward passes", "the valid step repeats its outputs"),
     Question("train-mode", "2 forward passes", "the loss differs between train and eval mode"),
     Question("row-leak", "2 forward passes", "the output for a row depends on other rows of its batch"),
+    Question("metrics", "1 forward pass", "metrics of parts of a batch, merged, equal those of the whole"),
     Question("gradients", "4 steps", "parameters that get no gradient"),
     Question("determinism", "2 steps", "a repeated step has the same bits"),
     Question("one-batch", "100 steps", "the loss of one batch falls"),

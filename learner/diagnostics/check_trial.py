@@ -48,6 +48,7 @@ class CheckTrial:
       inputs: the data.
       steps: see above.
       clock: see above.
+      valid_metrics: the metrics of the run's validation that have a state.
       has_schedule: True if the learning rate of the run is a schedule.
       ignored_rate: see `learner.training.checked_inputs.ignored_rate`.
     """
@@ -64,6 +65,7 @@ class CheckTrial:
 
     def _simplify(self) -> None:
         """Replace the learning rate by a constant, and the metrics by the loss."""
+        self.valid_metrics = self.definition.step.valid_metrics.metrics
         definition, batches = self.definition, self.inputs.source("train").batches
         schedule, lr = definition.step.schedule, definition.optimizer.lr
         self.has_schedule = schedule is not None

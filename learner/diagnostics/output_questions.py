@@ -73,7 +73,7 @@ def eval_mode(trial: CheckTrial) -> Finding:
     """Run the valid step repeatedly, with the same and with another random key. The number counts the arrays that
     differ.
     """
-    if (reason := _no_outputs(trial)) is not None:
+    if (reason := reason_without_outputs(trial)) is not None:
         return skipped(reason)
     step, batch = trial.definition.step, trial.inputs.first_batches[trial.valid_split or ""]
     assert step.valid is not None
@@ -97,7 +97,7 @@ def eval_mode(trial: CheckTrial) -> Finding:
 
 def train_mode(trial: CheckTrial) -> Finding:
     """Compare the loss of one batch between train and eval mode. The number is their difference."""
-    if (reason := _no_outputs(trial)) is not None:
+    if (reason := reason_without_outputs(trial)) is not None:
         return skipped(reason)
     definition, batches = trial.definition, trial.inputs.first_batches
     if definition.step.train is None:
@@ -136,7 +136,7 @@ def row_leak(trial: CheckTrial) -> Finding:
     """Replace the second half of a batch, and compare the outputs of the first half in eval mode. The number is the
     largest difference, relative to the outputs.
     """
-    if (reason := _no_outputs(trial)) is not None:
+    if (reason := reason_without_outputs(trial)) is not None:
         return skipped(reason)
     batch = trial.inputs.first_batches[trial.valid_split or ""]
     rows = rows_of(batch)
@@ -153,7 +153,7 @@ def row_leak(trial: CheckTrial) -> Finding:
     names = [name for name, x in outputs[0].items() if _is_row_output(x, rows, inputs)]
     if not names:
         return skipped("The valid step has no outputs per row.")
-    differences = {name: _difference(outputs[0][name][:kept], outputs[1][name][:kept]) for name in names}
+    differences = {name: relative_difference(outputs[0][name][:kept], outputs[1][name][:kept]) for name in names}
     largest, shown = max(differences.values()), join_names(names, MOST_NAMED)
     if largest <= TOLERANCE:
         return Finding(OK, largest, f"Outputs of a row ({shown}) do not depend on the other rows of its batch.")
@@ -168,7 +168,7 @@ def _is_row_output(x: Any, rows: int, inputs: set[bytes]) -> bool:
     return x.shape[:1] == (rows,) and jnp.issubdtype(x.dtype, jnp.number) and x.tobytes() not in inputs
 
 
-def _difference(a: Any, b: Any) -> float:
+def relative_difference(a: Any, b: Any) -> float:
     """Return the largest difference relative to the largest value; 1 if the positions of NaN differ."""
     wide = np.complex128 if np.iscomplexobj(a) else np.float64
     a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
@@ -179,7 +179,7 @@ def _difference(a: Any, b: Any) -> float:
     return float(np.abs(a[finite] - b[finite]).max(initial=0.0) / (scale or 1.0))
 
 
-def _no_outputs(trial: CheckTrial) -> str | None:
+def reason_without_outputs(trial: CheckTrial) -> str | None:
     """Return the reason why there are no outputs of the valid step, or None."""
     if trial.definition.step.valid is None:
         return "There is no valid step."
