@@ -18,7 +18,7 @@ from learner.optimizers.partition import in_parts
 from learner.schedules.base import needs_run_length
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.extra import accepting
-from learner.steps.optimizer import check_schedule, no_schedule
+from learner.steps.optimizer import check_schedule, no_schedule, with_injected_rate
 from learner.util.number_checks import is_number
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
@@ -250,16 +250,18 @@ def scheduled(optimizer: Callable[[Any], Any], schedule: Callable[[Any], Any]) -
     (-1.0, -0.5, -0.0625)
     """
 
-    def at_step(count: Any) -> optax.GradientTransformationExtraArgs:
-        return accepting(optimizer(jnp.asarray(schedule(count), jnp.float32)))
+    def rate_at(count: Any) -> Any:
+        return jnp.asarray(schedule(count), jnp.float32)
 
     def init(params: Any) -> ScheduledState:
         count = jnp.zeros((), jnp.int32)
-        return ScheduledState(count, at_step(count).init(params))
+        return ScheduledState(count, optimizer(rate_at(count)).init(params))
 
     def update(updates: Any, state: ScheduledState, params: Any = None, **extra: Any) -> tuple[Any, ScheduledState]:
         count = extra.get("step", state.count)
-        updates, inner = at_step(count).update(updates, state.inner, params, **extra)
+        rate = rate_at(count)
+        inner = with_injected_rate(optimizer, rate, state.inner, params)
+        updates, inner = accepting(optimizer(rate)).update(updates, inner, params, **extra)
         return updates, ScheduledState(optax.safe_increment(count), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -78,7 +78,7 @@ def _updates_of(
 ) -> tuple[PyTree, PyTree]:
     """Return the updates to add to the parameters, and the next state of the optimizer."""
     transformation = optimizer(lr)
-    opt_state = _with_injected_rate(optimizer, lr, opt_state, params)
+    opt_state = with_injected_rate(optimizer, lr, opt_state, params)
     extra = filter_kwargs(transformation, extra)
     updates, opt_state = transformation.update(steepest_ascent(grads), opt_state, params, **extra)
     new, old = jax.tree.leaves(updates), jax.tree.leaves(params)
@@ -87,7 +87,7 @@ def _updates_of(
     return updates, opt_state
 
 
-def _with_injected_rate(optimizer: OptimizerFn, lr: Array, opt_state: PyTree, params: PyTree) -> PyTree:
+def with_injected_rate(optimizer: OptimizerFn, lr: Array, opt_state: PyTree, params: PyTree) -> PyTree:
     """Return the state with the hyperparameters of `optax.inject_hyperparams` set for the rate of this step, as far as
     they depend on the rate: its update reads them from the state.
     """

@@ -57,6 +57,17 @@ def test_groups_with_own_factors_schedules_optimizers_and_decays():
     assert updates(grouped, steps=3)["conv1.bias"] == pytest.approx(-0.03)
 
 
+def test_rates_that_optax_injects_follow_the_schedule_of_a_group():
+    """The first rate is 0, so a group that keeps it would not change its parameters."""
+    injected = lambda lr: optax.inject_hyperparams(optax.sgd)(2 * lr)  # noqa: E731
+    warmed_up = Group("bias", optimizer=injected, lr=lambda step: 0.01 * step)
+    grouped = Groups(injected, [warmed_up, Group("head", lr=0.5)])
+    for steps in (1, 2, 4):
+        moved = updates(grouped, steps=steps)
+        assert moved["conv1.bias"] == pytest.approx(-0.02 * (steps - 1))
+        assert (moved["conv1.kernel"], moved["head.kernel"]) == (-1.0, -0.5)
+
+
 def test_parameters_in_no_group_are_the_rest():
     assert updates(Groups(optax.sgd, [{"match": "head", "lr": 0.0}])) == {
         "conv1.kernel": -0.5,
