@@ -36,19 +36,21 @@ class RunLength:
       steps: optimizer steps of the whole run, or `None` if unknown.
       epoch: optimizer steps of an epoch, or `None` if unknown.
       left: the number of steps of the schedule, if it is less than the run: a part of a `Sequence`.
-      ahead: the steps by which the run is ahead of its epochs, as earlier ones had another length: epoch n ends at step
-        `ahead + n * epoch`. May be negative.
+      changes: where epochs began to have another number of steps, as pairs of the epochs and the steps until then, the
+        earliest first.
 
     >>> RunLength(900, 45).in_steps(2.5, "epochs", "over")
     113
     >>> RunLength(900, 45).in_steps(0.1, "fraction", "over")
     90
+    >>> RunLength(80, 10, changes=((1, 30),)).in_steps(3, "epochs", "over")  # the first epoch had 30 steps
+    50
     """
 
     steps: int | None = None
     epoch: int | None = None
     left: int | None = None
-    ahead: int = 0
+    changes: tuple[tuple[float, float], ...] = ()
 
     def in_steps(self, length: float | None, unit: Unit, name: str) -> int:
         """Return a length in optimizer steps, rounded, at least 1. None is the `rest`.
@@ -74,7 +76,30 @@ class RunLength:
                 name=name,
                 length=length,
             )
-        return max(1, math.floor(length * unit_steps + 0.5))
+        return max(1, _rounded(self._step_at(length) if unit == "epochs" else length * unit_steps))
+
+    def _step_at(self, epochs: float) -> float:
+        return _interpolated(epochs, [(0, 0), *self.changes], self.epoch or math.nan)
+
+    def _epochs_at(self, step: float) -> float:
+        knots = [(steps, epochs) for epochs, steps in ((0, 0), *self.changes)]
+        return _interpolated(step, knots, 1 / (self.epoch or math.nan))
+
+    def after(self, begin: int, left: int | None) -> "RunLength":
+        """Return the run as a part of a `Sequence` sees it, whose steps and epochs begin at step `begin`."""
+        if not self.changes:
+            return dataclasses.replace(self, left=left)
+        passed = self._epochs_at(begin)
+        changes = tuple((epochs - passed, steps - begin) for epochs, steps in self.changes if steps > begin)
+        return dataclasses.replace(self, left=left, changes=changes)
+
+    @property
+    def ahead(self) -> int:
+        """The steps by which the run is ahead of epochs of equal length, from the last change on: epoch n ends at step
+        `ahead + n * epoch`. May be negative.
+        """
+        epochs, steps = self.changes[-1] if self.changes else (0, 0)
+        return _rounded(steps - epochs * (self.epoch or 0))
 
     @property
     def own(self) -> int | None:
@@ -94,6 +119,19 @@ class RunLength:
                 name=name,
             )
         return max(1, self.own)
+
+
+def _rounded(steps: float) -> int:
+    return math.floor(steps + 0.5)
+
+
+def _interpolated(x: float, knots: Sequence[tuple[float, float]], slope: float) -> float:
+    """Return the value at `x` of the polygon through the knots, with a slope after the last one."""
+    for (low, below), (high, above) in pairwise(knots):
+        if x < high:
+            return below + (x - low) * (above - below) / (high - low)
+    last, value = knots[-1]
+    return value + (x - last) * slope
 
 
 UNKNOWN = (
@@ -145,6 +183,11 @@ class Schedule(abc.ABC):
             ) from error
         except LearnerError as error:
             raise LearnerError(f"{self!r}: {error}", code=error.code, **error.fields) from error
+
+    @property
+    def counts_epochs(self) -> bool:
+        """True if its lengths are epochs, so that it is stretched where epochs have other numbers of steps."""
+        return getattr(self, "unit", None) == "epochs"
 
     @property
     def needs_run_length(self) -> bool:
@@ -247,7 +290,7 @@ def function_in(schedule: Schedule, run: RunLength) -> ScheduleFn:
     trained others of another length.
 
     >>> from learner.schedules import Step
-    >>> rate = function_in(Step(1.0, 0.5, every=1, unit="epochs"), RunLength(40, 10, ahead=20))  # 30 steps, then 10
+    >>> rate = function_in(Step(1.0, 0.5, every=1, unit="epochs"), RunLength(40, 10, changes=((1, 30),)))
     >>> [round(float(rate(step)), 4) for step in (29, 30, 39)]
     [1.0, 0.5, 0.5]
     """
@@ -258,10 +301,10 @@ def function_in(schedule: Schedule, run: RunLength) -> ScheduleFn:
 
 def _seen(schedule: Schedule, run: RunLength) -> tuple[RunLength, int]:
     """Return the run as the schedule sees it, all epochs of one length if it counts in epochs, and its first step."""
-    if not run.ahead or getattr(schedule, "unit", None) != "epochs":
+    if not run.changes or not schedule.counts_epochs:
         return run, 0
-    steps = None if run.steps is None else max(1, run.steps - run.ahead)
-    return dataclasses.replace(run, steps=steps, ahead=0), run.ahead
+    steps, left = (None if x is None else max(1, x - run.ahead) for x in (run.steps, run.left))
+    return dataclasses.replace(run, steps=steps, left=left, changes=()), run.ahead
 
 
 def needs_run_length(schedule: Any) -> bool:

@@ -56,10 +56,13 @@ class Sequence(Schedule):
         begins = [0, *milestones_in_steps(self.milestones, self.unit, run)]
         lengths: list[int | None] = [after - before for before, after in pairwise(begins)]
         lengths.append(None if run.own is None else max(1, run.own - begins[-1]))
-        # Parts behind the first count from their milestones, which the run has not reached with other epochs.
-        aheads = [run.ahead, *(0 for _ in self.milestones)]
-        seen = [dataclasses.replace(run, left=left, ahead=ahead) for left, ahead in zip(lengths, aheads, strict=True)]
+        seen = [run.after(begin, left) for begin, left in zip(begins, lengths, strict=True)]
         return list(zip(self.parts, begins, seen, strict=True))
+
+    @property
+    def counts_epochs(self) -> bool:
+        """False: `unit` is that of the milestones, and each part has its own."""
+        return False
 
     def steps(self, run: RunLength) -> int | None:
         """See `Schedule`."""

@@ -81,7 +81,7 @@ class Options:
     restore_best: bool | None = option(None, journal="restore_best", agreement="restore_best")
     devices: Any = None
     start: dict[str, Any] | None = None
-    steps_ahead: int = 0  # see `RunLength.ahead`; set when a run resumes
+    epoch_changes: tuple[tuple[int, int], ...] = ()  # see `RunLength.changes`; set when a run resumes
     initial: dict[str, Any] | None = None
     early_stopping: tuple[MetricEarlyStopping, ...] = ()
     interrupter: Interrupter | None = None

@@ -223,6 +223,13 @@ class Run(ThreadOwned):
         """Return the current model in eval mode. Its arrays are copies."""
         return self.runner.model()
 
+    def scale_lr(self, factor: float) -> None:
+        """Set the learning rate of the next steps to `factor` times the builder's. Checkpoints contain the factor: a
+        resumed run scales its builder's learning rate by it.
+        """
+        self.runner.scale_lr(factor)
+        self.position.lr_factor = float(factor)
+
     def log_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Log numbers by name as the split `custom` at this step. If one is monitored, arrays are read now, and all
         processes must call this; otherwise they are read later.
@@ -352,7 +359,7 @@ class Run(ThreadOwned):
             metrics = self.runner.copy(self.accumulator.metrics) if p.batch and not p.has_closed_training else None
         # This may be a meeting of the processes, which is in order because all of them save at the same steps.
         data = self.saver.gather_data_state(self.data_state)
-        kept = {"lanes": self.runner.lanes, "steps_ahead": self.options.steps_ahead, **self.validator.get_state()}
+        kept = {"lanes": self.runner.lanes, "epoch_changes": self.options.epoch_changes, **self.validator.get_state()}
         fields = {**kind, "data": data, **kept}
         return StateCopy(state, metrics, p, fields)
 

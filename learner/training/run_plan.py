@@ -40,7 +40,7 @@ class RunPlan:
         found = self.fingerprint_of_run()
         # For `split="auto"` it has the number, once that is known.
         changed = {**found, "settings": {**found["settings"], **self.options.recorded("resume")}}
-        if self.options.steps_ahead:  # schedules are resolved again once the checkpoint is known
+        if self.options.epoch_changes:  # schedules are resolved again once the checkpoint is known
             texts, programs = describe_schedules(self.step.schedule, self.step.optimizer), found["programs"]
             hashes = {name: text for name, text in programs["hashes"].items() if not name.startswith(OF_RUN)}
             changed["settings"]["schedules"], changed["programs"] = texts, {**programs, "hashes": hashes}

@@ -12,7 +12,18 @@ from learner import LearnerError
 from learner.events import Message
 from learner.loggers import MemoryLogger
 from learner.metrics import LearningRate
-from learner.schedules import Cosine, CosineRestarts, Linear, MultiStep, Sequence, Step, Sum, WarmupCosine
+from learner.schedules import (
+    Cosine,
+    CosineRestarts,
+    Exponential,
+    Linear,
+    MultiStep,
+    Product,
+    Sequence,
+    Step,
+    Sum,
+    WarmupCosine,
+)
 from learner.schedules.base import Resolved, RunLength, function_in
 from learner.schedules.resolve import not_reached
 from tests.support.codes import raises_code
@@ -227,9 +238,9 @@ def rates_in(schedule, run, steps):
     return [round(float(rate(step)), 4) for step in steps]
 
 
-def test_schedules_in_a_run_ahead_of_its_epochs():
-    """A run that is 20 steps ahead of its epochs of 10 steps: earlier epochs had another length."""
-    run = RunLength(80, 10, ahead=20)
+def test_schedules_in_a_run_whose_first_epoch_was_longer():
+    """It had 30 steps, and later ones have 10."""
+    run = RunLength(80, 10, changes=((1, 30),))
     stairs = Step(1.0, 0.5, every=1, unit="epochs")
     assert rates_in(stairs, run, (5, 29, 30)) == [1.0, 1.0, 0.5]
     assert rates_in(Step(1.0, 0.5, every=10), run, (9, 30)) == [1.0, 0.125]
@@ -238,6 +249,30 @@ def test_schedules_in_a_run_ahead_of_its_epochs():
     assert Resolved(Linear(0.0, last=1.0, over=2, unit="epochs"), run).ends == 40
     assert Resolved(Linear(0.0, last=1.0, unit="epochs"), run).ends == 80
     assert len(Resolved(MultiStep(1.0, [6], unit="epochs"), run).not_reached) == 1
+
+
+def test_units_may_be_mixed_where_epochs_change():
+    """Four epochs of 10 steps, then ones of 5: where a part has begun does not move, and nothing jumps."""
+    run = RunLength(60, 5, changes=((4, 40),))
+    stairs = Step(0.8, 0.5, every=1, unit="epochs")
+    warmed_up = Sequence([Linear(0.0, 0.8, over=5), stairs], [5])
+    # Step 40 is 3.5 epochs behind step 5: the fourth halving comes after half of an epoch more.
+    for schedule in (warmed_up, Product([warmed_up, 1.0]), Sequence([warmed_up, 0.1], [50])):
+        assert rates_in(schedule, run, (5, 39, 40, 42, 43, 47, 48)) == [0.8, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025]
+    slow = Sequence([Linear(0.0, 0.6, over=60), 0.9], [6], unit="epochs")
+    assert rates_in(slow, run, (40, 49, 50)) == [0.4, 0.49, 0.9]
+    decayed = Sequence([0.8, Exponential(0.8, 0.5, every=10)], [1], unit="epochs")
+    assert rates_in(decayed, run, (9, 10, 40, 50)) == [0.8, 0.8, 0.1, 0.05]
+    assert Linear(0.0, 0.1, over=8, unit="epochs").steps(run) == 60
+
+
+def test_ends_of_parts_in_epochs_where_epochs_change():
+    """A part without a length lasts to the end of the run, step 60, in epochs of either length."""
+    run = RunLength(60, 5, changes=((2, 20), (4, 30)))
+    falling = Linear(0.8, 0.0, unit="epochs")
+    assert Resolved(Sequence([0.8, falling], [10]), run).ends == 60
+    # From step 30 on, a third of its nine epochs has passed: epochs 1 to 2 of 10 steps, and 2 to 4 of 5.
+    assert rates_in(Sequence([0.8, falling], [10]), run, (10, 30, 45, 60)) == [0.8, 0.5333, 0.2667, 0.0]
 
 
 def test_short_runs():

@@ -1,5 +1,6 @@
 """Tests of `Updates`: hooks that change the model and the learning rate of a run."""
 
+import contextlib
 from types import SimpleNamespace
 
 import jax
@@ -9,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-from learner import LearnerWarning, Updates
+from learner import Learner, LearnerWarning, Updates
 from learner.distributed.consensus import Consensus
 from learner.optimizers import Ema
 from learner.schedules import ReduceOnPlateau
@@ -110,6 +111,34 @@ def test_lr_scale_applies_from_the_next_step_on(tmp_path):
 
     result = build_line(quiet(tmp_path).num_epochs(3).on_epoch_end(halve)).fit(batches())
     w, b = numpy_descent(18, lr=lambda step: 0.05 * 0.5 ** ((step - 1) // 6))
+    np.testing.assert_allclose(result.model["w"], w, atol=1e-6)
+    np.testing.assert_allclose(result.model["b"], b, atol=1e-6)
+
+
+class Halving(Learner):
+    """A learner whose loop halves the rate every four steps."""
+
+    def loop(self, run):
+        run.catch_up()
+        with contextlib.closing(run.dispatches()) as dispatches:
+            for dispatch in dispatches:
+                run.check()
+                run.train(dispatch)
+                if run.position.step % 4 == 0:
+                    run.scale_lr(0.5 ** (run.position.step // 4))
+                run.end_step(ends_epoch=dispatch.ends_epoch)
+                run.save_if_due()
+                if run.stop_reason() is not None:
+                    break
+        return run.finish(run.stop_reason() or "num_epochs")
+
+
+@pytest.mark.parametrize("stop", [4, 6])
+def test_factor_of_a_loop_is_that_of_a_resumed_run(tmp_path, stop):
+    for steps in (stop, 12):
+        builder = quiet(tmp_path / "run", saves=True).num_epochs(9).num_steps(steps).resume().steps_per_dispatch(1)
+        result = build_line(builder.learner_class(Halving)).fit(batches())
+    w, b = numpy_descent(12, lr=lambda step: 0.05 * 0.5 ** ((step - 1) // 4))
     np.testing.assert_allclose(result.model["w"], w, atol=1e-6)
     np.testing.assert_allclose(result.model["b"], b, atol=1e-6)
 

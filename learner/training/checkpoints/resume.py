@@ -46,17 +46,32 @@ def resolve_length(definition: TrainingDefinition, inputs: Inputs, restored: Res
     epoch, saved = run_length(definition.options, batches).epoch, saved_fingerprint(restored.progress)
     if epoch is None:
         return
-    facts, ahead = saved["data"].get("train"), restored.progress.get("steps_ahead", 0)
+    facts, changes = saved["data"].get("train"), epoch_changes(restored.progress)
     before = facts.get("batches") if isinstance(facts, dict) else None
     accumulated = saved["settings"].get(MICRO_BATCHES)
     # Only for a change: a run that resumes unchanged must have the schedule that it would have had.
     if before != batches or accumulated not in (None, definition.options.accumulate):
-        ended, inside = (p.epoch, 0) if p.has_closed_training else (p.epoch - 1, p.in_epoch)
-        ahead = p.step - inside - ended * epoch
-    if ahead:
-        definition.options = dataclasses.replace(definition.options, steps_ahead=ahead)
+        changes = _with_change(changes, p)
+    if any(steps != epochs * epoch for epochs, steps in changes):
+        definition.options = dataclasses.replace(definition.options, epoch_changes=changes)
         if problems := definition.resolve(batches):
             raise one_error(problems, "the run cannot resume", code="learner-untrainable")
+
+
+def epoch_changes(progress: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the changes of the epochs' length before a checkpoint; see `RunLength.changes`."""
+    changes = tuple((epochs, steps) for epochs, steps in progress.get("epoch_changes", ()))
+    if changes or not progress.get("steps_ahead"):
+        return changes
+    # An earlier version has saved only their sum: as if all epochs until now had the same length.
+    return _with_change((), Position.from_json(progress["position"]))
+
+
+def _with_change(changes: tuple[tuple[int, int], ...], p: Position) -> tuple[tuple[int, int], ...]:
+    """Return the changes and, unless it is there, one at the last end of an epoch before a position."""
+    ended, inside = (p.epoch, 0) if p.has_closed_training else (p.epoch - 1, p.in_epoch)
+    change = (ended, p.step - inside)
+    return changes if not ended or change in changes else (*changes, change)
 
 
 # -- the checkpoint ----------------------------------------------------------------------------------------------------

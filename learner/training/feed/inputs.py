@@ -171,10 +171,11 @@ def run_length(options: Options, batches: int | None) -> RunLength:
       batches: the number of batches in an epoch, or `None` if the data does not declare it.
     """
     epoch = None if batches is None else -(-batches // options.accumulate)
-    ahead = options.steps_ahead
-    by_epochs = None if epoch is None or options.num_epochs is None else ahead + epoch * options.num_epochs
+    length = RunLength(None, epoch, changes=options.epoch_changes)
+    unknown = epoch is None or options.num_epochs is None
+    by_epochs = None if unknown else length.in_steps(options.num_epochs, "epochs", "num_epochs")
     ends = [steps for steps in (by_epochs, options.num_steps) if steps is not None]
-    return RunLength(min(ends, default=None), epoch, ahead=ahead)
+    return dataclasses.replace(length, steps=min(ends, default=None))
 
 
 def _share(strategy: Strategy | None) -> ProcessShard | None:

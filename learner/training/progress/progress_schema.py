@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from learner.errors import LearnerError
@@ -71,6 +72,14 @@ def _lanes(x: Any, members: int) -> bool:
     if x is None:
         return True
     return isinstance(x, list) and bool(x) and all(map(_count, x)) and x == sorted(set(x)) and x[-1] < members
+
+
+def _changes(x: Any) -> bool:
+    """Return True for the changes of the epochs' length: pairs of epochs and steps, both increasing."""
+    if not isinstance(x, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in x):
+        return False
+    counts = [[0, 0], *x]
+    return all(_count(b) and b > a for before, after in pairwise(counts) for a, b in zip(before, after, strict=True))
 
 
 def _number(x: Any) -> bool:
@@ -146,6 +155,8 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
     ahead = progress.get("steps_ahead", 0)  # older checkpoints lack it
     if not isinstance(ahead, int) or isinstance(ahead, bool) or abs(ahead) >= LARGEST:
         malformed.append("steps_ahead")
+    if not _changes(progress.get("epoch_changes", [])):  # older checkpoints lack them
+        malformed.append("epoch_changes")
     if not malformed and progress["position"]["step"] != step:
         malformed = ["position"]
     if malformed:

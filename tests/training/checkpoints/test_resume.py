@@ -13,7 +13,7 @@ from learner.runs import RunReader
 from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
 from learner.training.checkpoints.resume import data_of, differences, unused_states
 from tests.support.codes import raises_code
-from tests.support.runs import arrays, batches, build_line, model_bits, progress_of, quiet
+from tests.support.runs import arrays, batches, build_line, model_bits, progress_of, quiet, tamper
 from tests.support.stopped import some, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -40,6 +40,15 @@ SCHEDULES = {
     "a milestone": (MultiStep(RATE, [3], unit="epochs"), RATE * np.array([1, 1, 0.1, 0.1])),
     "parts": (Sequence([RATE, Linear(1.0, over=1, unit="epochs")], [3], unit="epochs"), [RATE, RATE, 1.0, 0.5]),
     "steps": (Linear(RATE, over=20), RATE * (1 - STEPS / 20)),
+    # The second part has begun at step 3, half an epoch, and so continues after one and a half of its epochs.
+    "a part in epochs after steps": (
+        Sequence([Linear(0.0, RATE, over=3), Step(RATE, 0.5, every=1, unit="epochs")], [3]),
+        RATE * np.array([0.5, 0.25, 0.25, 0.125]),
+    ),
+    "a part in steps until an epoch": (
+        Sequence([Linear(0.0, RATE, over=20), 1.0], [3], unit="epochs"),
+        [RATE * 12 / 20, RATE * 13 / 20, 1.0, 1.0],
+    ),
 }
 
 
@@ -53,6 +62,27 @@ def test_schedules_follow_epochs_of_another_length(tmp_path, name):
     np.testing.assert_allclose(rates(tmp_path / "run"), expected, rtol=1e-5, atol=1e-9)
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert log.count(" WARNING ") == 1  # about the change
+
+
+def test_epochs_that_change_twice_count_as_they_were(tmp_path):
+    """One epoch of 6 steps, two of 2 and two of 3. A part begins in the middle of the second one."""
+    schedule = Sequence([1.0, Step(RATE, 0.5, every=1, unit="epochs")], [7])
+    for epochs, size in ((1, 4), (3, 12), (5, 8)):
+        fit(tmp_path / "run", schedule, epochs, size)
+    # Its epochs end in the middle of others, too: at the steps 9, 11.5 and 14.5.
+    expected = [1.0] * 7 + [RATE * 0.5**n for n in (0, 0, 1, 1, 1, 2, 2, 2, 3)]
+    actual = RunReader(tmp_path / "run").steps("train/Learning Rate").mean
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_checkpoint_of_an_earlier_version_has_only_the_sum_of_changes(tmp_path):
+    fit(tmp_path / "run", 0.1, 2, 4)
+    fit(tmp_path / "run", 0.1, 3, 12)
+    progress = progress_of(tmp_path / "run", 14)
+    assert progress.pop("epoch_changes") == [[2, 12]]
+    tamper(tmp_path / "run", 14, {**progress, "steps_ahead": 8})
+    fit(tmp_path / "run", Step(RATE, 0.5, every=1, unit="epochs"), 4, 12)
+    np.testing.assert_allclose(rates(tmp_path / "run")[2:], [RATE / 8, RATE / 8], rtol=1e-6)
 
 
 @pytest.mark.parametrize("stop", some([13, 14], [13]))
