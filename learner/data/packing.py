@@ -10,6 +10,8 @@ from learner.data.padding import arrays, check_dicts, check_fields, filled, name
 from learner.errors import LearnerError
 from learner.util.number_checks import check_int
 
+ADDED = ("segments", "positions", "mask")  # the fields that `Pack` adds
+
 
 class Pack:
     """A batcher that puts several token sequences, one after another, into each row, so that there is little padding.
@@ -30,7 +32,7 @@ class Pack:
 
     Raises:
       LearnerError: a size is below 1. When called: an item is not a dict, has no tokens or is longer than a row; fields
-        are missing or differ in length; or the items do not fit into `rows`.
+        are missing, differ in length, or have the name of an added one; or the items do not fit into `rows`.
 
     >>> batch = Pack(length=5)([{"text": [1, 2, 3]}, {"text": [4, 5, 6, 7]}, {"text": [8, 9]}])
     >>> batch["text"].tolist()
@@ -57,6 +59,13 @@ class Pack:
         """Return the batch of these items."""
         check_dicts("Pack", items)
         names = list(items[0]) if self._fields is None else check_fields("Pack", self._fields, items[0])
+        if conflicts := [name for name in ADDED if name in names]:
+            raise LearnerError(
+                f"the items have a field {conflicts[0]!r} themselves, and Pack adds one of this name: rename it (as in "
+                "dataset.map). For a mask of the loss, call it loss_mask, and combine it with mask in the step",
+                code="data-pack-field-exists",
+                field=conflicts[0],
+            )
         columns = {name: arrays("Pack", name, [item[name] for item in items]) for name in names}
         places, count = self._places(common_lengths(columns))
         shape = (count, self._length)

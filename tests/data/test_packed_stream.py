@@ -156,3 +156,9 @@ def test_padding_has_the_value():
 def test_other_fields_are_left_out():
     rows = list(PackedStream(lambda: iter([{"a": [1, 2], "b": [1]}]), length=3, fields=["a"]))
     assert [sorted(row) for row in rows] == [["a", "mask", "positions", "segments"]]
+
+
+def test_fields_that_packing_adds_are_not_overwritten():
+    rows = PackedStream(lambda: iter([{"text": [1, 2], "mask": [0, 1]}]), length=3)
+    with raises_code("data-pack-field-exists", field="mask"):
+        next(iter(rows))

@@ -38,6 +38,16 @@ def test_other_fields_are_dropped():
     assert batch["x"][0].tolist() == [[2, 2], [2, 2], [1, 1], [0, 0]]
 
 
+@pytest.mark.parametrize("name", ["mask", "segments", "positions"])
+def test_fields_of_the_items_are_not_overwritten(name):
+    items = [{"text": [1, 2, 3], name: [0, 0, 1]}, {"text": [4, 5], name: [0, 1]}]
+    with raises_code("data-pack-field-exists", name):
+        Pack(6)(items)
+    renamed = Pack(6)([{"text": item["text"], "loss_mask": item[name]} for item in items])
+    assert renamed["loss_mask"].tolist() == [[0, 0, 1, 0, 1, 0]]
+    assert Pack(6, fields=["text"])(items)["text"].tolist() == [[1, 2, 3, 4, 5, 0]]  # the other field is dropped
+
+
 @settings(deadline=None, max_examples=50)
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=12))
 def test_items_are_kept_whole(lengths):
