@@ -11,6 +11,7 @@ from learner.data.batch_arrays import MOST_NAMED, field_name, refuse_keys, refus
 from learner.data.dataset import Dataset, adapter
 from learner.data.indices import item_number
 from learner.data.input_files import refuse_path
+from learner.data.label_names import label_names
 from learner.errors import LearnerError
 from learner.util.text import join_names
 
@@ -107,7 +108,7 @@ class ArrayDataset(Dataset):
         return ArrayRows(self, rows, call)
 
     def _slice(self, rows: slice, call: str) -> Dataset:
-        return ArrayDataset(self._structure.unflatten([leaf[rows] for leaf in self._leaves]))
+        return self._with_leaves([leaf[rows] for leaf in self._leaves])
 
     def _concat(self, others: list[Dataset]) -> Dataset:
         arrays = [other for other in others if isinstance(other, ArrayDataset)]
@@ -117,11 +118,20 @@ class ArrayDataset(Dataset):
         def windows(leaf: np.ndarray) -> np.ndarray:
             return np.moveaxis(np.lib.stride_tricks.sliding_window_view(leaf, size, axis=0)[::stride], -1, 1)
 
-        return ArrayDataset(self._structure.unflatten([windows(leaf) for leaf in self._leaves]))
+        return self._with_leaves([windows(leaf) for leaf in self._leaves])
+
+    def _with_leaves(self, leaves: list[np.ndarray]) -> Dataset:
+        """Return a dataset of views of the arrays."""
+        return ArrayDataset(self._structure.unflatten(leaves))
 
 
 class _ArrayView(ArrayDataset):
     """Rows of other arrays."""
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """See `View`."""
+        return label_names(self)
 
     def __repr__(self) -> str:
         return f"{self._chain()}: {len(self)} rows"

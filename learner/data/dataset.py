@@ -10,7 +10,7 @@ import collections
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from learner.data import indices
 from learner.data.batcher import ItemError, stack
 from learner.data.indices import item_number
-from learner.data.label_names import label_conflicts
+from learner.data.label_names import label_conflicts, label_names
 from learner.data.streams import Streams
 from learner.errors import LearnerError, near, one_error
 from learner.util.number_checks import check_int
@@ -297,6 +297,14 @@ class View(Dataset):
     def __init__(self, inner: Sequence[Any], call: str = "") -> None:
         self._inner = tuple(inner)
         self._call = call
+
+    # Not of `Dataset`: derived classes have attributes, or fields of a dataclass, with this name.
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Return, by field, the texts of labels in the order of their numbers, as all sources of the rows have them:
+        none behind a function, which may change the numbers.
+        """
+        return label_names(self)
 
     def __getitem__(self, index: int) -> Any:
         return self.item_at(index, 1)

@@ -22,6 +22,32 @@ def test_views_keep_label_names(pets):
     assert label_names(mix({"a": pets, "b": pets.slice(1)}, size=4)) == kinds
 
 
+@pytest.mark.parametrize(
+    "view_of",
+    [
+        lambda d: d.slice(0, 2),
+        lambda d: d.slice(0, 3, 2),
+        lambda d: d.split([0.67, 0.33])[0],
+        lambda d: d.select([2, 0]),
+        lambda d: d.shuffle(),
+        lambda d: d.shuffle().slice(1),
+        lambda d: d.concat(d.shuffle()),
+        lambda d: d.k_fold(3)[1][0],
+        lambda d: d.windows(2, 1),
+        lambda d: d.shuffle().windows(2),
+        lambda d: d.filter(lambda item: item["x"] > 1),
+    ],
+)
+def test_views_have_the_labels_of_their_source(pets, view_of):
+    assert view_of(pets).labels == {"kind": ("cat", "dog")}
+
+
+def test_views_without_labels(pets):
+    unlabelled = ArrayDataset({**pets.arrays})
+    assert pets.concat(unlabelled).labels == unlabelled.shuffle().labels == view([1, 2]).labels == {}
+    assert pets.map(lambda item: item).labels == {}  # which may change the numbers
+
+
 def test_conflicting_label_names_are_refused(pets, tmp_path):
     (tmp_path / "more.csv").write_text("x,kind\n1,dog\n2,eel\n")
     (tmp_path / "eels.csv").write_text("x,kind\n1,eel\n")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
@@ -33,7 +32,8 @@ class Table(ArrayDataset):
     """Columns of a table, in memory.
 
     Attributes:
-      labels: for each field with labels the texts, in the order of their numbers.
+      labels: for each field with labels the texts, in the order of their numbers. Views that select or join rows have
+        the attribute, too.
       rounded: for columns whose whole numbers were rounded to float32 a warning.
 
     >>> table = Table({"label": np.array([1, 0], np.int32)}, {"label": ("cat", "dog")})
@@ -49,8 +49,8 @@ class Table(ArrayDataset):
     def __repr__(self) -> str:
         return super().__repr__().replace("ArrayDataset", "Table", 1)
 
-    def _slice(self, rows: slice, call: str) -> Dataset:
-        return Table(jax.tree.map(lambda array: array[rows], self.arrays), self.labels)
+    def _with_leaves(self, leaves: list[np.ndarray]) -> Dataset:
+        return Table(self._structure.unflatten(leaves), self.labels)
 
 
 def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -> Table:
