@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from learner.data.batch_arrays import MOST_NAMED, field_name, refuse_keys, refuse_masked
-from learner.data.dataset import Dataset, adapter
+from learner.data.dataset import Dataset, WindowSpans, adapter
 from learner.data.indices import item_number
 from learner.data.input_files import refuse_path
 from learner.data.label_names import label_names
@@ -71,17 +71,15 @@ class ArrayDataset(Dataset):
         """
         return self._structure.unflatten(self._take(rows))
 
-    def window_spans(self) -> list[tuple[np.ndarray, int, int]]:
-        """Return for each array whose rows are windows that overlap: the addresses at which they begin, the size of
-        one, and the distance between two of its items, in bytes.
-        """
+    def window_spans(self) -> list[WindowSpans]:
+        """Return the spans of each array whose rows are windows that overlap. Addresses in memory number the values."""
         spans = []
         for leaf in self._leaves:
             row, item = (*leaf.strides, 0)[:2]
             # Rows of other arrays lie one behind the other, or item by item in columns.
             if item > 0 and row % item == 0 and 0 < row < leaf.shape[1] * item:
-                starts = leaf.__array_interface__["data"][0] + row * np.arange(len(leaf))
-                spans.append((starts, leaf.shape[1] * item, item))
+                first, offset = divmod(leaf.__array_interface__["data"][0], item)  # the offset tells columns apart
+                spans.append(WindowSpans((item, offset), first + row // item * np.arange(len(leaf)), leaf.shape[1]))
         return spans
 
     def __len__(self) -> int:
@@ -164,9 +162,9 @@ class ArrayRows(_ArrayView):
         """See `ArrayDataset`."""
         return self._data.nbytes // len(self._data) * len(self)
 
-    def window_spans(self) -> list[tuple[np.ndarray, int, int]]:
+    def window_spans(self) -> list[WindowSpans]:
         """See `ArrayDataset`."""
-        return [(starts[self._index], size, item) for starts, size, item in self._data.window_spans()]
+        return [spans.take(self._index) for spans in self._data.window_spans()]
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self._data[int(self._index[item_number(index, len(self), "an ArrayDataset")])]
@@ -210,7 +208,7 @@ class ArrayConcat(_ArrayView):
         """See `ArrayDataset`."""
         return sum(part.nbytes for part in self._parts)
 
-    def window_spans(self) -> list[tuple[np.ndarray, int, int]]:
+    def window_spans(self) -> list[WindowSpans]:
         """See `ArrayDataset`; those of several datasets are not compared."""
         return []
 

@@ -10,8 +10,8 @@ import collections
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -283,6 +283,24 @@ class Dataset(abc.ABC):
         return repr(self)
 
 
+class WindowSpans(NamedTuple):
+    """Windows that overlap, as spans of one series.
+
+    Attributes:
+      series: identifies the series.
+      starts: the number, in the series, of the first value of each window: int `[windows]`.
+      size: values of a window.
+    """
+
+    series: Hashable
+    starts: np.ndarray
+    size: int
+
+    def take(self, rows: np.ndarray) -> "WindowSpans":
+        """Return the windows with these numbers."""
+        return self._replace(starts=self.starts[rows])
+
+
 class View(Dataset):
     """Items of other datasets.
 
@@ -305,6 +323,10 @@ class View(Dataset):
         none behind a function, which may change the numbers.
         """
         return label_names(self)
+
+    def window_spans(self) -> list[WindowSpans]:
+        """Return the spans of items that are windows, or functions of one; none if the windows do not overlap."""
+        return []
 
     def __getitem__(self, index: int) -> Any:
         return self.item_at(index, 1)
@@ -381,6 +403,10 @@ class Mapped(View):
         super().__init__([inner], f".map({_function_name(fn, 'map')})")
         self._fn = fn
 
+    def window_spans(self) -> list[WindowSpans]:
+        """See `View`."""
+        return _spans_of(self._inner[0])
+
     def _item(self, number: int, epoch: int) -> Any:
         return self._apply(self._fn, _copied(read_item(self._inner[0], number, epoch)))
 
@@ -395,6 +421,10 @@ class Augmented(View):
         super().__init__([inner], f".augment({_function_name(fn, 'augment')}, seed={seed})")
         self._fn = fn
         self._streams = Streams(seed, place=_count_augmentations(inner))
+
+    def window_spans(self) -> list[WindowSpans]:
+        """See `View`."""
+        return _spans_of(self._inner[0])
 
     def _item(self, number: int, epoch: int) -> Any:
         item = read_item(self._inner[0], number, epoch)
@@ -411,6 +441,10 @@ class Selected(View):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def window_spans(self) -> list[WindowSpans]:
+        """See `View`."""
+        return [spans.take(self._rows) for spans in _spans_of(self._inner[0])]
 
     def _item(self, number: int, epoch: int) -> Any:
         return self._read(0, int(self._rows[number]), epoch)
@@ -435,6 +469,10 @@ class Filtered(View):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def window_spans(self) -> list[WindowSpans]:
+        """See `View`."""
+        return [spans.take(self._rows) for spans in _spans_of(self._inner[0])]
 
     def _item(self, number: int, epoch: int) -> Any:
         return self._read(0, int(self._rows[number]), epoch)
@@ -471,6 +509,11 @@ class Windowed(View):
 
     def __len__(self) -> int:
         return self._count
+
+    def window_spans(self) -> list[WindowSpans]:
+        """See `View`."""
+        starts = self._stride * np.arange(self._count)
+        return [WindowSpans(id(self._inner[0]), starts, self._size)] if self._stride < self._size else []
 
     def _item(self, number: int, epoch: int) -> Any:
         first = number * self._stride
@@ -537,6 +580,11 @@ def view(data: Any) -> Dataset:
 def read_item(data: Any, index: int, epoch: int) -> Any:
     """Return item `index` of a dataset, or of any object with an index, in an epoch (from 1)."""
     return data.item_at(index, epoch) if isinstance(data, Dataset) else data[index]
+
+
+def _spans_of(data: Any) -> list[WindowSpans]:
+    spans: Callable[[], list[WindowSpans]] = getattr(data, "window_spans", list)
+    return spans()
 
 
 def is_epoch_dependent(data: Any) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
+from learner.data.dataset import View
 
 MOST_ROWS = 10_000_000  # which take 0.7 s
 
@@ -12,8 +13,10 @@ MOST_ROWS = 10_000_000  # which take 0.7 s
 def contained_windows(train: Any, valid: Any) -> int:
     """Return the number of rows of `valid` that are windows whose values are all in windows of `train`, too.
 
-    Windows share memory, so equal addresses identify equal values. Windows that begin in the training part, to forecast
-    the values after it, do not count. Other data has no such rows. Data of more than 10 million rows is not compared.
+    Windows of arrays share memory, so equal addresses identify equal values; other windows are compared by the items of
+    the dataset below them. Functions of windows, such as augmentations, count as their windows. Windows that begin in
+    the training part, to forecast the values after it, do not count. Other data has no such rows. Data of more than 10
+    million rows is not compared.
 
     >>> series = ArrayDataset(np.arange(100.0))
     >>> len(series.windows(10, stride=1)), contained_windows(*series.windows(10, stride=1).split([0.8, 0.2], seed=0))
@@ -21,15 +24,16 @@ def contained_windows(train: Any, valid: Any) -> int:
     >>> contained_windows(series.slice(0, 80).windows(10, stride=1), series.slice(75, 100).windows(10, stride=1))
     0
     """
-    if not (isinstance(train, ArrayDataset) and isinstance(valid, ArrayDataset)):
+    if not all(isinstance(data, ArrayDataset | View) for data in (train, valid)):
         return 0
     if max(len(train), len(valid)) > MOST_ROWS:
         return 0
-    both = zip(train.window_spans(), valid.window_spans(), strict=False)
     counts = (
         _contained(starts, size, others, other_size)
-        for (starts, size, item), (others, other_size, other_item) in both
-        if item == other_item and (others[0] - starts[0]) % item == 0  # not of another column between the items
+        for (series, starts, size), (other_series, others, other_size) in zip(
+            train.window_spans(), valid.window_spans(), strict=False
+        )
+        if series == other_series
     )
     return max(counts, default=0)
 

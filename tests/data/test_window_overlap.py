@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learner.data import ArrayDataset
+from learner.data import ArrayDataset, view
 from learner.data.window_overlap import contained_windows
 
 SERIES = np.arange(200.0)
@@ -65,3 +65,44 @@ def test_window_at_the_beginning_of_the_training_part():
 def test_windows_in_another_order():
     train, valid = ArrayDataset(SERIES).windows(9, stride=1).split([0.8, 0.2], seed=0)
     assert contained_windows(train.select(range(len(train) - 1, -1, -1)), valid) == count_by_sets(train, valid) > 0
+
+
+def double(window):
+    return window * 2
+
+
+VIEWED = {
+    "augmentations": lambda d: [
+        part if number else part.augment(lambda window, rng: window + rng.normal())
+        for number, part in enumerate(d.windows(9, stride=1).split([0.8, 0.2], seed=0))
+    ],
+    "functions of both": lambda d: [part.map(double) for part in d.windows(9, stride=1).split([0.8, 0.2], seed=0)],
+    "functions before": lambda d: d.windows(9, stride=1).map(double).split([0.8, 0.2], seed=0),
+    "filters": lambda d: [
+        part.filter(lambda window: window[0] >= 0) for part in d.windows(9, stride=1).split([0.8, 0.2], seed=0)
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", VIEWED)
+def test_functions_of_windows_and_selected_ones(kind):
+    parts = ArrayDataset(SERIES).windows(9, stride=1).split([0.8, 0.2], seed=0)
+    assert contained_windows(*VIEWED[kind](ArrayDataset(SERIES))) == count_by_sets(*parts) > 0
+
+
+COMPUTED = {
+    "rows that are not missing": lambda d: d.select(d.arrays % 5 > 0),
+    "joined series": lambda d: d.concat(SERIES[:50] + 1000),
+    "a series of items": lambda d: view(list(d.arrays)),
+}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+@pytest.mark.parametrize("stride", [2, 9])
+def test_windows_that_are_computed(kind, stride):
+    windows = COMPUTED[kind](ArrayDataset(SERIES)).windows(9, stride=stride)
+    train, valid = windows.split([0.8, 0.2], seed=0)
+    seen = set(np.ravel(list(train)).tolist())
+    assert contained_windows(train, valid) == sum(seen.issuperset(window.tolist()) for window in valid)
+    assert contained_windows(*windows.split([0.8, 0.2], seed=None)) == 0
+    assert contained_windows(train, ArrayDataset(SERIES + 1000).windows(9, stride=1)) == 0
