@@ -1,5 +1,6 @@
 """Arrays in memory, and their views that stay arrays: these store row numbers, and gather rows from the arrays."""
 
+import collections
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
@@ -24,8 +25,8 @@ class ArrayDataset(Dataset):
         columns. Memory-mapped arrays stay on the disk. Arrays are not copied: do not change them during training.
 
     Raises:
-      LearnerError: the argument is a path or a lazy frame, or has no arrays, no rows, a scalar, masked values, or
-        arrays of different lengths.
+      LearnerError: the argument is a path or a lazy frame, or has no arrays, no rows, a scalar, masked values,
+        arrays of different lengths, or several columns of one name.
 
     >>> data = ArrayDataset({"image": np.zeros((3, 8, 8), np.float32), "label": np.array([4, 0, 7])})
     >>> data
@@ -43,8 +44,7 @@ class ArrayDataset(Dataset):
                 code="data-frame-lazy",
             )
         if is_data_frame(arrays):
-            names = arrays.column_names if hasattr(arrays, "column_names") else arrays.columns
-            arrays = {str(name): np.asarray(arrays[name]) for name in names}
+            arrays = _columns(arrays)
         refuse_keys(arrays)
         for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
             refuse_masked(field_name(path), leaf)
@@ -269,6 +269,21 @@ def is_data_frame(data: Any) -> bool:
         return True
     frame = hasattr(data, "to_numpy") and hasattr(data, "columns")
     return hasattr(data, "__getitem__") and (frame or (hasattr(data, "column_names") and hasattr(data, "to_pydict")))
+
+
+def _columns(frame: Any) -> dict[str, np.ndarray]:
+    """Return the columns of a data frame by name."""
+    names = list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
+    texts = list(map(str, names))
+    if len({*texts}) < len(texts):
+        name, number = collections.Counter(texts).most_common(1)[0]
+        raise LearnerError(
+            f"the {type(frame).__name__} has {number} columns with the name {name!r}, which would be one field: rename "
+            "them",
+            code="data-columns-twice",
+            name=name,
+        )
+    return {text: np.asarray(frame[name]) for text, name in zip(texts, names, strict=True)}
 
 
 def _is_lazy_frame(data: Any) -> bool:

@@ -717,6 +717,18 @@ def test_lazy_frame_is_refused(tmp_path):
             use(LazyFrame())
 
 
+def test_data_frames_with_one_name_for_several_columns():
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    frames = [
+        pandas.DataFrame([[1, 2], [3, 4]], columns=[0, "0"]),
+        pandas.DataFrame([[1, 2], [3, 4]], columns=["0", "0"]),
+        pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["0", "0"]),
+    ]
+    for frame in frames:
+        with raises_code("data-columns-twice", "2 columns", type(frame).__name__, name="0"):
+            ArrayDataset(frame)
+
+
 def test_column_of_a_data_frame():
     column = pytest.importorskip("pandas").Series([1.0, 2.0, 3.0], index=[2, 1, 7])
     batches = DataLoaderBuilder().batch_size(2).build(column)

@@ -59,7 +59,8 @@ class ForeignDataset(Dataset):
       labels: the names of the labels of a Hugging Face dataset, by field.
 
     Raises:
-      LearnerError: the dataset has no length or no index, or (when an item is read) fields are missing.
+      LearnerError: the dataset has no length or no index, a name is given twice, or (when an item is read) fields are
+        missing.
 
     >>> pairs = ForeignDataset([([1.0, 2.0], 0), ([3.0, 4.0], 1)], fields=["x", "label"])
     >>> pairs[1]
@@ -71,6 +72,10 @@ class ForeignDataset(Dataset):
             raise LearnerError(
                 f"ForeignDataset: a {type(dataset).__name__} has no length and no index",
                 code="data-foreign-not-indexable",
+            )
+        if fields is not None and len({*fields}) < len(fields):
+            raise LearnerError(
+                f"the fields of ForeignDataset are {fields}: give each name once", code="data-fields-value"
             )
         self._data = _in_numpy(dataset)
         self.name = type(dataset).__name__

@@ -179,6 +179,8 @@ def test_names_of_fields():
         ForeignDataset([1, 2], fields=["image", "label"])[0]
     with raises_code("data-foreign-not-indexable", "int"):
         ForeignDataset(3)
+    with raises_code("data-fields-value", "['a', 'a']"):
+        ForeignDataset([(1, 2), (3, 4)], fields=["a", "a"])
 
 
 def test_loader_of_tensors():
