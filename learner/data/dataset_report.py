@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from learner.data.iterable_source import rewinder
 from learner.data.sheet import contact_sheet, is_image
 from learner.data.statistics import FieldStatistics
 from learner.data.survey import survey
@@ -28,8 +29,8 @@ MOST_NUMBERS = 8  # of an item's array that are shown
 class DatasetReport:
     """Fields, shapes, types, counts of labels, ranges, a few items and the speed of data; `str` returns tables.
 
-    It reads one epoch, or its beginning. Data that can be read only once (a generator) is an error: pass the generator
-    function.
+    It reads one epoch, or its beginning, and then puts random generators of the data, and a state of its own, back to
+    where they were. Data that can be read only once (a generator) is an error: pass the generator function.
 
     Args:
       data: a loader or any other iterable of batches, or a dataset, a dict of arrays, a bunch. The rows per second are
@@ -85,10 +86,12 @@ class DatasetReport:
         self._num_items = check_int("items", items, least=0)
         self.seconds = self.first_seconds = 0.0
         self._first_rows = 0
-        surveyed = survey(data, split)
-        self.num_rows, self.num_batches = surveyed.num_rows, surveyed.num_batches
-        self._survey = surveyed
-        with contextlib.closing(surveyed.batches) as batches:
+        with contextlib.ExitStack() as stack:
+            stack.callback(rewinder(data))
+            surveyed = survey(data, split)
+            self.num_rows, self.num_batches = surveyed.num_rows, surveyed.num_batches
+            self._survey = surveyed
+            batches = stack.enter_context(contextlib.closing(surveyed.batches))
             self._read(batches, check_int("rows", rows, least=1), seconds, clock)
         if not self.rows:
             raise LearnerError(f"the {split} data has no rows", code="data-without-rows", split=split)

@@ -135,6 +135,55 @@ def test_loader_is_not_changed():
     assert next(iter(data))["label"].tolist() == ARRAYS["label"][data.order(1)[:4]].tolist()
 
 
+class Shuffled:
+    """Batches in an order of a random generator."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self):
+        for rows in np.split(self.rng.permutation(40), 5):
+            yield {"x": rows}
+
+
+class Position:
+    """Batches of an iterable with a position of its own."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        while self.next < 5:
+            self.next += 1
+            yield {"x": np.arange(8) + 8 * (self.next - 1)}
+        self.next = 0
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+class RandomItems(Dataset):
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"x": self.rng.normal()}
+
+
+@pytest.mark.parametrize("make", [Shuffled, Position, RandomItems])
+@pytest.mark.parametrize("rows", [8, 100])
+def test_data_stays_where_it_was(make, rows):
+    data = make()
+    DatasetReport(data, rows=rows)
+    np.testing.assert_array_equal(next(iter(data))["x"], next(iter(make()))["x"])
+
+
 def test_worker_processes_are_closed(monkeypatch):
     closed, data = [], loader(ARRAYS)
     monkeypatch.setattr(data, "close", lambda: closed.append(True))
