@@ -198,31 +198,6 @@ def _refuse_infinite(name: str, array: np.ndarray, split: str) -> None:
         )
 
 
-def rounding_warnings(batch: PyTree, split: str) -> list[str]:
-    """Return a warning for each field with whole numbers that JAX rounds as it computes with 32 bits: ids and times,
-    of which two may become equal.
-
-    >>> [text] = rounding_warnings({"id": np.array([16777217.0, 1.5])}, "train")
-    >>> text.partition(":")[0]
-    "'id' of a train batch holds 16777217 (float64), which is 16777216 as float32"
-    """
-    warnings = []
-    for name, array in named_leaves(batch).items():
-        narrow = jax.dtypes.canonicalize_dtype(array.dtype)
-        if array.dtype != np.float64 or narrow == array.dtype:
-            continue
-        # Beyond 2**53 each float64 is a whole number, and it may well be a measurement.
-        whole = array[(np.abs(array) > 2**24) & (np.abs(array) < 2**53) & (array == np.rint(array))]
-        rounded = whole[whole.astype(narrow) != whole]
-        if rounded.size:
-            warnings.append(
-                f"{field_text(name)} of a {split} batch holds {rounded[0]:.0f} (float64), which is "
-                f"{rounded[0].astype(narrow):.0f} as {narrow}: give ids as integers, in a separate field, and "
-                "subtract the first time from times. Ignore this warning for measurements"
-            )
-    return warnings
-
-
 def _codes(array: np.ndarray) -> str:
     """Return a hint for an array of objects with texts, which NumPy makes of the texts and the categories of pandas."""
     has_texts = array.dtype == object and any(isinstance(x, str) for x in array.flat)

@@ -619,6 +619,25 @@ def test_ids_that_float32_rounds_are_warned_about(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("kind", ["arrays", "a view", "a loader", "validation data", "both"])
+def test_rounded_ids_are_found_in_all_rows(tmp_path, kind):
+    few = {**arrays(), "id": np.arange(len(X), dtype=float)}
+    ids = {**few, "id": np.where(np.arange(len(X)) == len(X) - 1, 16777217.0, few["id"])}
+    train, valid = {
+        "arrays": (ids, None),
+        "a view": (ArrayDataset(ids).shuffle(seed=0), None),
+        "a loader": (DataLoaderBuilder().batch_size(BATCH).build(ids), few),
+        "validation data": (few, {"a": DataLoaderBuilder().batch_size(BATCH).build(ids)}),
+        "both": (ids, ids),
+    }[kind]
+    learner = build_line(quiet(tmp_path / "run").num_epochs(1).with_batch_size(BATCH))
+    learner.fit(train, valid)
+    (text,) = warnings_of(tmp_path / "run")
+    split = "valid-a" if kind == "validation data" else "train"
+    assert f"'id' of a {split} batch holds 16777217" in text
+
+
+@pytest.mark.full
 def test_validation_windows_that_overlap_training_are_warned_about(tmp_path):
     series = ArrayDataset({"x": np.arange(60, dtype=np.float32)})
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from learner.data.abstract_source import Source
 from learner.data.array_dataset import is_data_frame
-from learner.data.batch_arrays import BATCHES_IN_CONFIG, batch_arrays, rounding_warnings
+from learner.data.batch_arrays import BATCHES_IN_CONFIG, batch_arrays
 from learner.data.dataset import Dataset
 from learner.data.iterable_source import rewinder
 from learner.data.label_names import label_names
 from learner.data.loader import DataLoader
+from learner.data.rounding import rounding_warnings
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
 from learner.data.window_overlap import contained_windows
@@ -114,7 +115,7 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
                 if drops_rows(source)
             )
         refuse_endless(inputs)
-        inputs.warnings.extend(rounding_warnings(first, "train"))
+        inputs.warnings.extend(_rounding_warnings(inputs))
         if valid is not None:
             inputs.warnings.extend([*label_warnings(labels, valid), *_window_warnings(train, valid)])
     return inputs
@@ -125,6 +126,19 @@ def drops_rows(source: Source) -> bool:
     facts = source.fingerprint()
     rows, size = facts.get("rows"), facts.get("batch_size")
     return bool(facts.get("drop_last")) and not (rows and size and rows % size == 0)
+
+
+def _rounding_warnings(inputs: Inputs) -> list[str]:
+    """Return a warning for each field whose numbers JAX rounds, in all rows of data that is placed on the device as a
+    whole, and in the first batch of other data.
+    """
+    warnings: dict[str, str] = {}
+    for split, first in inputs.first_batches.items():
+        # Views gather their arrays at each access.
+        has_floats = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(first))
+        arrays = inputs.source(split).arrays if has_floats else None
+        warnings = {**rounding_warnings(first if arrays is None else arrays, split), **warnings}  # of train first
+    return list(warnings.values())
 
 
 def _window_warnings(train: Any, valid: Any) -> list[str]:
