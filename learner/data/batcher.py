@@ -10,6 +10,7 @@ from learner.data.batch_arrays import as_dicts, field_name, refuse_keys, refuse_
 from learner.errors import LearnerError
 
 MOST_NAMED = 5  # items of one kind, or kinds, that a message names
+SHOWN = 80  # characters of an item in a message
 UNEVEN = "a list of lists of several lengths"
 
 
@@ -74,24 +75,28 @@ def stack(items: Sequence[Any]) -> Any:
     {'x': array([[1., 2.],
            [3., 4.]]), 'y': array([0, 1])}
     """
-    flat = [jax.tree.flatten(item, is_leaf=_is_list) for item in items]
-    if any(isinstance(leaf, Mapping) for leaf in flat[0][0]):
-        return stack([as_dicts(item) for item in items])
+    try:
+        flat = [jax.tree.flatten(item, is_leaf=_is_list) for item in items]
+    except ValueError:  # from sorting the keys of a dict
+        _check_keys(items)
+        raise
     structure: Any = flat[0][1]
+    other = next((number for number, (_, other) in enumerate(flat) if other != structure), None)
+    if any(isinstance(leaf, Mapping) for leaves, _ in flat[: 1 if other is None else None] for leaf in leaves):
+        return stack([as_dicts(item) for item in items])
     if not flat[0][0]:
         raise ItemError(
             ["item ", 0, f" is {items[0]!r}, which holds nothing: does a function of the data return nothing?"],
             code="batch-items-differ",
         )
-    for number, (_, other) in enumerate(flat):
-        if other != structure:
-            first, second = _fields(items[0]), _fields(items[number])
-            if first == second:
-                first, second = str(structure), str(other)
-            raise ItemError(
-                ["items of a batch differ in structure: item ", 0, f" has {first}, item ", number, f" has {second}"],
-                code="batch-items-differ",
-            )
+    if other is not None:
+        first, second = _fields(items[0]), _fields(items[other])
+        if first == second:
+            first, second = str(structure), str(flat[other][1])
+        raise ItemError(
+            ["items of a batch differ in structure: item ", 0, f" has {first}, item ", other, f" has {second}"],
+            code="batch-items-differ",
+        )
     try:
         return structure.unflatten([_join(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)])
     except TypeError:
@@ -100,6 +105,16 @@ def stack(items: Sequence[Any]) -> Any:
     except ValueError:
         _check_columns(items)
         raise
+
+
+def _check_keys(items: Sequence[Any]) -> None:
+    """Raise an `ItemError` for a dict with keys that cannot be sorted."""
+    for number, item in enumerate(items):
+        try:
+            jax.tree.structure(item)
+        except ValueError:
+            problem = f" has a dict with keys of several types, {repr(item)[:SHOWN]}: name its fields by texts"
+            raise ItemError(["item ", number, problem], code="batch-item-keys-differ") from None
 
 
 def _fields(item: Any) -> str:

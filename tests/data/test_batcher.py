@@ -1,5 +1,7 @@
 """Tests of stacking items into batches."""
 
+import collections
+import itertools
 import pickle
 
 import jax
@@ -71,6 +73,8 @@ def test_batch_of_one_item():
         ([[1, 2], ["x", "y"]], "batch-item-types-differ", ("int64", "str")),
         ([{"s": b"a"}, {"s": b"b\0"}], "batch-item-ends-in-nul", ("s of item 1",)),
         (["a\0", "b"], "batch-item-ends-in-nul", ("the array of item 0",)),
+        ([{"a": 1}, {"a": 1, 2: 2}], "batch-item-keys-differ", ("item 1", "{'a': 1, 2: 2}")),
+        ([{"a": 1}, collections.UserDict(b=2)], "batch-items-differ", ("item 0 has a, item 1 has b",)),
         ([[[1, 2], [3]], [[1, 2], [3]]], "batch-item-shapes-differ", ("the array", "0", "1")),
     ],
 )
@@ -93,6 +97,13 @@ def test_items_that_differ_are_named(items, code, values):
 def test_types_that_numpy_joins(items, dtype):
     assert stack(items).dtype == dtype
     assert stack(items).tolist() == items
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product([dict, collections.UserDict], repeat=3)])
+def test_mappings_of_any_items_become_dicts(kinds):
+    batch = stack([kind(x=number, y=kind(z=[number, 1])) for number, kind in enumerate(kinds)])
+    assert type(batch) is type(batch["y"]) is dict
+    assert (batch["x"].tolist(), batch["y"]["z"].tolist()) == ([0, 1, 2], [[0, 1], [1, 1], [2, 1]])
 
 
 def test_other_errors_are_not_replaced():
