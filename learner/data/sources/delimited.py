@@ -142,7 +142,8 @@ def _rows(
 
 
 class _Lines:
-    """Yields the lines of a file. Quoted cells may contain line ends, so the length is limited by row.
+    """Yields the lines of a file, without its byte order mark. Quoted cells may contain line ends, so the length is
+    limited by row.
 
     Attributes:
       characters: the number of characters read of the current row; the reader of rows resets it after each row.
@@ -151,13 +152,15 @@ class _Lines:
     def __init__(self, text: io.TextIOWrapper, path: Path, budget: MemoryBudget) -> None:
         self._text, self._path, self._budget = text, path, budget
         self._longest = min(LONGEST, budget.limit // CELL)
+        self._mark = "\ufeff"  # of the byte order, which some encodings leave in the text
         self.characters = 0
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        line = self._text.readline(self._longest - self.characters + 1)
+        line = self._text.readline(self._longest - self.characters + 1).removeprefix(self._mark)
+        self._mark = ""  # only the first line begins with it
         if not line:
             raise StopIteration
         self.characters += len(line)
@@ -178,7 +181,7 @@ def _bytes_of(row: Sequence[str], characters: int) -> int:
 
 
 def _header(path: Path, row: Sequence[str]) -> list[str]:
-    columns = [name.removeprefix("\ufeff").strip() for name in row]
+    columns = [name.strip() for name in row]
     twice = sorted(name for name, count in collections.Counter(columns).items() if count > 1)
     if twice or "" in columns:
         problem = f"has {twice[0]!r} twice" if twice and twice[0] else "has a column without a name"
