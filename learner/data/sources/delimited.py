@@ -33,6 +33,8 @@ def csv(
 ) -> Table:
     """Return the columns of CSV files, in memory.
 
+    Blank lines are skipped. In a file of one column they are empty cells, except at its end.
+
     Args:
       path: the path of the file, plain or gzip; a pattern such as `part-*.csv`, whose files are sorted by name; or a
         list of files, whose rows are concatenated.
@@ -105,6 +107,7 @@ def _rows(
     rows: list[list[str]] = []
     lines: list[int] = []
     columns = names
+    count = 0  # of rows up to the last line that is not blank
     try:
         reading.reader([], delimiter=delimiter)
         "".encode(encoding)
@@ -122,10 +125,11 @@ def _rows(
                 characters, limited.characters = limited.characters, 0
                 if columns is None:
                     columns = _header(path, row)
-                elif len(row) == len(columns):
-                    budget.reserve(_bytes_of(row, characters))
-                    rows.append(row)
+                elif len(row or [""]) == len(columns):
+                    budget.reserve(_bytes_of(row or [""], characters))
+                    rows.append(row or [""])
                     lines.append(reader.line_num)
+                    count = len(rows) if row else count
                 elif row and len(problems) < MOST_PROBLEMS:
                     problems.append(f"{path}, line {reader.line_num}: {len(row)} cells, not {len(columns)}")
         except reading.Error as error:
@@ -136,8 +140,9 @@ def _rows(
             problems.append(f"{path}: it is not {encoding} ({error})")
     if problems:
         raise one_error(problems, f"{path} is malformed", code="data-file-malformed")
-    if not rows:
+    if not count:
         raise LearnerError(f"{path} has no rows", code="data-without-rows", path=path)
+    del rows[count:], lines[count:]
     return columns or [], rows, lines
 
 

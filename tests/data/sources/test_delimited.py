@@ -270,6 +270,18 @@ def test_files_that_cannot_be_joined(write):
         csv(others)
 
 
+def test_blank_lines_of_one_column_are_empty_cells(write):
+    """Except at the end: a file may end with any number of line ends."""
+    arrays = csv(write("t\n\n1\n\n3\n\n\n"), missing=-1).arrays
+    assert arrays["t"].tolist() == [-1, 1, -1, 3]
+    assert csv(write('1\n\n""\n\n'), names=["t"], missing=-1).arrays["t"].tolist() == [1, -1, -1]
+    assert csv(write("t,u\n\n1,2\n\n3,4\n")).arrays["u"].tolist() == [2, 4]
+    with raises_code("data-columns-unreadable", "line 3: column 't': it is missing"):
+        csv(write("t\n1\n\n3\n"))
+    with raises_code("data-without-rows"):
+        csv(write("t\n\n\n"), missing=-1)
+
+
 def test_null_values(write):
     path = write("x,kind\nNA,a\n1.5,?\n,b\n", "na.csv")
     rows = csv(path, labels=["kind"], missing=-1, null_values=["NA", "?"])
