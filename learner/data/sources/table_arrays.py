@@ -20,6 +20,7 @@ from learner.util.user_warnings import warn
 
 MOST_PROBLEMS = 5
 MOST_COUNTED = 100_000
+FLOAT32, UINT64 = np.dtype(np.float32), np.dtype(np.uint64)
 DEEPEST = 32  # nested lists, which are the axes of an array
 
 SHOWN = 40  # characters of a text in an error, enough for a date
@@ -90,10 +91,11 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
             if field in labels:
                 part = column.codes(labels[field], spec.labels[field] is not None, spec.unknown.get(field))
             else:
-                part = column.numbers(spec.missing)
+                part = column.numbers(spec.missing, spec.dtypes.get(field))
             parts.append(column.converted(part, spec.dtypes.get(field)))
         if not problems:
-            arrays[field] = parts[0] if isinstance(spec.fields[field], str) else _side_by_side(what, field, parts)
+            is_one = isinstance(spec.fields[field], str)
+            arrays[field] = parts[0] if is_one else _side_by_side(what, field, columns, parts, rounded)
     if problems:
         raise one_error(
             [f"{what}, {problem}" for problem in problems.texts()],
@@ -164,12 +166,9 @@ def join_tables(named: Sequence[tuple[str, Table]]) -> Table:
         if any(one != texts[0] for one in texts):
             labels[field] = tuple(sorted(set(itertools.chain(*texts))))
             parts = [_renumbered(field, *pair, labels[field]) for pair in zip(parts, texts, strict=True)]
-        arrays[field] = _concatenated(field, parts)
+        arrays[field] = _of_one_type(field, "files", parts, np.concatenate(parts))
         for part in parts:
-            if part.dtype.kind in "iu" and arrays[field].dtype == np.float32:
-                with np.errstate(invalid="ignore"):
-                    differs = part.astype(np.float32).astype(part.dtype) != part
-                _note_rounded(field, field, part[differs], rounded)
+            _note_integers(field, field, part, arrays[field].dtype, rounded)
     result = Table(arrays, labels)
     result.rounded = rounded
     return result
@@ -193,18 +192,19 @@ def unknown_hint(field: str) -> str:
     return f"give such texts a number, unknown={{{field!r}: ...}}"
 
 
-def _concatenated(field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the rows of all parts. A column may have integers in one file and floats in another."""
-    joined = np.concatenate(parts)
+def _of_one_type(field: str, sources: str, parts: Sequence[np.ndarray], joined: np.ndarray) -> np.ndarray:
+    """Return the array joined of the parts of a field in its type: some parts may be integers, and others floats.
+    `sources`: the origins of the parts, for messages.
+    """
     kinds = {part.dtype.kind for part in parts}
     if joined.dtype.kind == "f" and "f" not in kinds:
         types = ", ".join(sorted({str(part.dtype) for part in parts}))
         raise LearnerError(
-            f"the field {field!r} has the types {types} in its files, and no integer type holds all of them: give "
+            f"the field {field!r} has the types {types} in its {sources}, and no integer type holds all of them: give "
             "dtypes=",
             code="data-files-differ",
         )
-    # int32 and float32 become float64, but a single file with both kinds of numbers has float32.
+    # int32 and float32 become float64, but a single column with both kinds of numbers has float32.
     widest = max(part.dtype.itemsize for part in parts if part.dtype.kind == joined.dtype.kind)
     return _narrow(joined) if joined.dtype.itemsize > widest else joined
 
@@ -221,7 +221,10 @@ def names_in(columns: Sequence[Sequence[Any]], has_empty: bool) -> list[str]:
     return sorted(texts)
 
 
-def _side_by_side(what: str, field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+def _side_by_side(
+    what: str, field: str, names: Sequence[str], parts: Sequence[np.ndarray], rounded: dict[str, str]
+) -> np.ndarray:
+    """Return the columns of a field as the last axis of one array. Note integers that its type changes in `rounded`."""
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
         raise LearnerError(
@@ -229,7 +232,10 @@ def _side_by_side(what: str, field: str, parts: Sequence[np.ndarray]) -> np.ndar
             code="data-column-shapes-differ",
             field=field,
         )
-    return np.stack(parts, axis=-1)
+    array = _of_one_type(field, "columns", parts, np.stack(parts, axis=-1))
+    for name, part in zip(names, parts, strict=True):
+        _note_integers(name, field, part, array.dtype, rounded)
+    return array
 
 
 @dataclasses.dataclass
@@ -309,8 +315,10 @@ class Column:
         hint = near(text, known).removesuffix("?")
         return f"{text!r} is none of its labels: {hint}, or {unknown_hint(self.field)}"
 
-    def numbers(self, missing: float | None) -> np.ndarray:
-        """Return the values as an array, bool, int64 or float64; arrays are returned unchanged."""
+    def numbers(self, missing: float | None, dtype: np.dtype[Any] | None) -> np.ndarray:
+        """Return the values as an array, bool, int64 or float64, or uint64 if that is the field's `dtype`; arrays are
+        returned unchanged.
+        """
         if isinstance(self.values, np.ndarray) and self.values.dtype.kind in "biuf":
             return self.values
         values = list(self.values)
@@ -325,7 +333,7 @@ class Column:
             return self._nested(values)
         if float in kinds or kinds == {bool}:
             return np.array(values, np.float64 if float in kinds else np.bool_)
-        return np.array([self._check_int64(row, value) for row, value in enumerate(values)], np.int64)
+        return self._integers(values, dtype)
 
     def converted(self, array: np.ndarray, dtype: np.dtype[Any] | None) -> np.ndarray:
         """Return an array converted to a dtype, which must preserve its numbers (but floats may be rounded). Default:
@@ -373,10 +381,16 @@ class Column:
             elif type(value) not in (bool, int, float) and (any_number or not isinstance(value, list)):
                 self._add_problem(row, f"a {type(value).__name__} is not a number")
 
-    def _check_int64(self, row: int, value: int) -> int:
-        if abs(value) >= 2**63:
-            self._add_problem(row, f"{value} does not fit into int64")
-        return value if abs(value) < 2**63 else 0
+    def _integers(self, values: list[int], dtype: np.dtype[Any] | None) -> np.ndarray:
+        """Return integers in the type of 64 bits for the field's `dtype`."""
+        is_float = dtype is not None and dtype.kind == "f"
+        wide = np.dtype(np.float64) if is_float else UINT64 if dtype == UINT64 else np.dtype(np.int64)
+        limits: Any = np.finfo(wide) if is_float else np.iinfo(wide)
+        least, most = int(limits.min), int(limits.max)
+        for row in [row for row, value in enumerate(values) if not least <= value <= most]:
+            self._add_problem(row, f"{values[row]} does not fit into {wide}")
+            values[row] = 0
+        return np.array(values, wide)
 
     def _nested(self, values: Sequence[Any]) -> np.ndarray:
         """Return lists of numbers as an array, if all have one shape."""
@@ -418,14 +432,24 @@ def _all_numbers(value: list[Any], depth: int) -> bool:
     return kinds <= {bool, int, float}
 
 
-def _note_rounded(name: str, field: str, whole: Iterable[Any], rounded: dict[str, str]) -> None:
-    """Add a warning for a column if one of its whole numbers differs as float32."""
-    first = next((int(x) for x in whole if int(np.float32(x)) != int(x)), None)
+def _note_integers(name: str, field: str, part: np.ndarray, dtype: np.dtype[Any], rounded: dict[str, str]) -> None:
+    """Add a warning for a part of a field if the field's type changes one of its integers."""
+    if part.dtype.kind in "iu" and dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            differs = part.astype(dtype).astype(part.dtype) != part
+        _note_rounded(name, field, part[differs], rounded, dtype)
+
+
+def _note_rounded(
+    name: str, field: str, whole: Iterable[Any], rounded: dict[str, str], dtype: np.dtype[Any] = FLOAT32
+) -> None:
+    """Add a warning for a column if one of its whole numbers differs in a type of floats."""
+    first = next((int(x) for x in whole if int(dtype.type(x)) != int(x)), None)
     if first is not None:
         rounded[name] = (
-            f"column {name!r} holds {first}, which is {np.float32(first):.0f} as float32, the type of a column with "
-            "fractions: give ids as integers, in a separate column, and subtract the first time from times. For "
-            f"measurements, dtypes={{{field!r}: 'float32'}} hides this warning"
+            f"column {name!r} holds {first}, which is {dtype.type(first):.0f} as {dtype}, the type of a field with "
+            "fractions: give ids as integers, in a separate field, and subtract the first time from times. For "
+            f"measurements, dtypes={{{field!r}: {str(dtype)!r}}} hides this warning"
         )
 
 

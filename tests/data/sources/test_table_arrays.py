@@ -45,6 +45,36 @@ def test_several_columns_are_the_last_axis():
     assert arrays["y"].tolist() == [[[1, 5], [2, 6]], [[3, 7], [4, 8]]]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "dtype"),
+    [
+        ([31, 40], [1.5, 2.5], np.float32),
+        (np.array([31, 40]), np.float32([1.5, 2.5]), np.float32),
+        (np.array([31, 40]), np.array([1.5, 2.5]), np.float64),
+        ([31, 40], [1.5, 1e39], np.float64),
+        ([True, False], [3, 4], np.int32),
+        ([1, 2**40], [3, 4], np.int64),
+    ],
+)
+def test_fields_of_columns_of_several_types(first, second, dtype):
+    """Columns of files with types, such as Parquet, keep float64."""
+    array = make_table({"a": first, "b": second}, fields={"x": ["a", "b"]}).arrays["x"]
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, np.array([first, second], dtype).T)
+
+
+def test_integers_changed_by_another_column_of_their_field_are_noted():
+    cells = {"id": [5, 16777217], "b": [0.5, 2]}
+    read = make_table(cells, fields={"x": ["b", "id"]})
+    assert "column 'id' holds 16777217, which is 16777216 as float32" in read.rounded["id"]
+    assert make_table(cells, fields={"x": ["b", "id"]}, dtypes={"x": "float32"}).rounded == {}
+    wide = make_table({"id": np.array([2**53 + 1]), "b": np.array([0.5])}, fields={"x": ["id", "b"]})
+    assert wide.arrays["x"].tolist() == [[2.0**53, 0.5]]
+    assert "column 'id' holds 9007199254740993, which is 9007199254740992 as float64" in wide.rounded["id"]
+    with raises_code("data-files-differ", "int64, uint64 in its columns"):
+        make_table({"a": np.array([1]), "b": np.array([1], np.uint64)}, fields={"x": ["a", "b"]})
+
+
 def test_labels_of_several_columns_are_one_list():
     labeled = make_table({"a": ["x", "z"], "b": ["y", "x"]}, fields={"l": ["a", "b"]}, labels={"l": None})
     assert labeled.arrays["l"].tolist() == [[0, 1], [2, 0]]
@@ -156,6 +186,30 @@ def test_wrong_options(options, code, values):
 def test_lists_of_column_names():
     short = make_table({"a": [1, 2], "b": ["y", "x"], "c": [3, 4]}, fields=["b", "a"], labels=["b"])
     assert {name: array.tolist() for name, array in short.arrays.items()} == {"a": [1, 2], "b": [1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([2**63, 0], "uint64"),
+        ([2**64 - 1, None], "uint64"),
+        ([2**63, -(2**70)], "float64"),
+        ([2**63, 3], "float32"),
+    ],
+)
+def test_integers_beyond_int64_fit_into_wider_types(values, dtype):
+    array = make_table({"a": values}, missing=1, dtypes={"a": dtype}).arrays["a"]
+    assert array.dtype == dtype
+    assert [int(x) for x in array] == [1 if x is None else x for x in values]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "wide"),
+    [(2**63, "int64", "int64"), (-1, "uint64", "uint64"), (2**64, "uint64", "uint64"), (10**400, "float32", "float64")],
+)
+def test_integers_beyond_their_type_are_refused(value, dtype, wide):
+    with raises_code("data-columns-unreadable", str(value), f"does not fit into {wide}"):
+        make_table({"a": [0, value]}, dtypes={"a": dtype})
 
 
 def test_floats_are_rounded_to_the_dtype():
