@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import datetime
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ MOST_COUNTED = 100_000
 FLOAT32, UINT64 = np.dtype(np.float32), np.dtype(np.uint64)
 DEEPEST = 32  # nested lists, which are the axes of an array
 
+LONGEST_NUMERAL = 1000  # longer texts would be copied
 SHOWN = 40  # characters of a text in an error, enough for a date
 DATE_HINT = ": of dates make numbers first, such as the days since the first one"
 
@@ -374,6 +376,8 @@ class Column:
                 no_number = "a column of lists needs one in each row"
                 remedy = no_number if any_list else "missing= sets the number that replaces it"
                 self._add_problem(row, f"it is missing: {remedy}")
+            elif isinstance(value, str) and _is_infinite(value):
+                self._add_problem(row, f"{value[:SHOWN]!r} is too large for a number of 64 bits")
             elif isinstance(value, str):
                 hint = "" if any_number else f" (labels={{{self.field!r}: None}} numbers the texts; null in YAML)"
                 hint = DATE_HINT if _is_date(value[:SHOWN]) else hint
@@ -415,6 +419,14 @@ class Column:
     def _add_problem(self, row: int, problem: str, rows: int = 1) -> None:
         """Add a problem of the first of some rows."""
         self.problems.add(f"column {self.name!r}: {problem}", lambda: self.place(row), rows)
+
+
+def _is_infinite(text: str) -> bool:
+    """Return True for numerals beyond the largest float64, but not for `inf`."""
+    try:
+        return len(text) < LONGEST_NUMERAL and math.isinf(float(text)) and any(map(str.isdigit, text))
+    except ValueError:
+        return False
 
 
 def _is_date(text: str) -> bool:
