@@ -28,10 +28,11 @@ class ImageFolder(Dataset):
         needs equal ones, or a batcher that pads.
       mode: "RGB", "RGBA" (with transparency) or "L" (grey), to which images are converted; "I;16" for 16-bit grey
         images, which are not converted.
-      classes: the names of the directories in the order of their numbers. Default: all directories, sorted. Pass them
-        if several folders must agree, and not all have every class.
+      classes: the names of the directories, each once, in the order of their numbers. Default: all directories, sorted.
+        Pass them if several folders must agree, and not all have every class.
       scaled: return pixels as float32 from 0 to 1; otherwise as integers.
-      max_pixels: the maximum number of pixels; an image that claims more is an error, before it is decoded.
+      max_pixels: the maximum number of pixels; an image that claims more is an error, before it is decoded. Pillow has
+        a limit of its own: it warns above `PIL.Image.MAX_IMAGE_PIXELS`, 89,478,485, and raises above twice as many.
 
     Attributes:
       classes: the names of the labels.
@@ -103,6 +104,11 @@ def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:
         )
     if classes is None:
         return names
+    if len(set(classes)) < len(classes):
+        raise LearnerError(
+            f"ImageFolder: classes is {list(classes)}; it needs each directory once",
+            code="data-classes-duplicate",
+        )
     for name in names:
         if name not in classes:
             raise LearnerError(

@@ -93,8 +93,8 @@ class TextWindows(Dataset):
       stride: the distance between the starts of two rows; default `length`: rows do not overlap.
       level: "bytes": 256 classes, and the file stays on the disk; "characters": the text is in memory, and the classes
         are the positions in `vocabulary`.
-      vocabulary: all characters in the order of their numbers; default: the characters of the file, sorted. Pass the
-        vocabulary of the training text to all other splits.
+      vocabulary: all characters, each once, in the order of their numbers; default: the characters of the file, sorted.
+        Pass the vocabulary of the training text to all other splits.
       encoding: the encoding of the file, for characters.
 
     Attributes:
@@ -134,6 +134,11 @@ class TextWindows(Dataset):
         if level == "bytes" and vocabulary is not None:
             raise LearnerError(
                 "vocabulary is for characters: give level='characters'", code="data-text-vocabulary-level"
+            )
+        if vocabulary is not None and len(set(vocabulary)) < len(vocabulary):
+            twice = next(character for character in vocabulary if vocabulary.count(character) > 1)
+            raise LearnerError(
+                f"vocabulary has {twice!r} twice; it needs each character once", code="data-text-vocabulary-duplicate"
             )
         self._codes = _mapped(self._path, "TextWindows")
         self._on_disk = level == "bytes"

@@ -86,6 +86,8 @@ def test_classes_in_a_given_order(folder):
     assert [data[i]["label"].item() for i in range(3)] == [0, 2, 2]
     with raises_code("data-class-unknown", "'dogs'", name="dog"):
         ImageFolder(folder, classes=["cat", "dogs"])
+    with raises_code("data-classes-duplicate", "'dog'"):
+        ImageFolder(folder, classes=["cat", "dog", "dog"])
 
 
 def test_pickling(folder):

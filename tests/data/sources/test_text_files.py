@@ -113,6 +113,7 @@ def test_windows_of_characters(write):
         ),
         ({"level": "characters", "vocabulary": "ab\n"}, "data-character-unknown", ("2", "a.txt", "'c'")),
         ({"level": "characters", "vocabulary": ""}, "data-character-unknown", ("'a'",)),
+        ({"level": "characters", "vocabulary": "abcb\n"}, "data-text-vocabulary-duplicate", ("'b' twice",)),
         ({"level": "characters", "encoding": "utf-9"}, "data-text-encoding", ("unknown encoding",)),
     ],
 )
