@@ -21,8 +21,15 @@ from learner.util.number_checks import check_int
 PathLike = str | os.PathLike[str]  # after `list[PathLike]` in a union: jsonargparse takes a list for one such path
 CHUNK = 2**20
 GZIP = b"\x1f\x8b"
-OTHERS = {b"PK\x03\x04": "zip", b"BZh91AY&SY": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+PACKERS = {
+    GZIP: "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh91AY&SY": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 """The program that packed a file, by the file's first bytes."""
+LONGEST_SIGNATURE = max(map(len, PACKERS))
 LEAST_MEMORY = 2**29  # bytes of memory that a file of any size may take
 # Memory to file size: gzip compresses real tables up to 25 times, and Python's objects take up to 40 times a text.
 MEMORY_RATIO = 1000
@@ -205,6 +212,11 @@ def published(directory: PathLike, names: Sequence[Sequence[str]], what: str, ur
     return [path for path in paths if path is not None]
 
 
+def packer_of(start: bytes) -> str | None:
+    """Return the program that packed a file with these first bytes, or None if it is not compressed."""
+    return next((packer for signature, packer in PACKERS.items() if start.startswith(signature)), None)
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading, decompressed if it is gzip.
@@ -215,18 +227,16 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with contextlib.ExitStack() as stack:
             stream: IO[bytes] = stack.enter_context(path.open("rb"))
-            start = stream.read(max(map(len, OTHERS)))
-            other = next((packer for signature, packer in OTHERS.items() if start.startswith(signature)), None)
-            if other is not None:
+            packer = packer_of(stream.read(LONGEST_SIGNATURE))
+            if packer not in (None, "gzip"):
                 raise LearnerError(
-                    f"{path} is compressed by {other}: decompress it, or compress it with gzip, which is decompressed "
+                    f"{path} is compressed by {packer}: decompress it, or compress it with gzip, which is decompressed "
                     "on reading",
                     code="data-file-packed",
                     path=path,
                 )
-            packed = start.startswith(GZIP)
             stream.seek(0)
-            yield cast(IO[bytes], stack.enter_context(gzip.open(stream))) if packed else stream
+            yield cast(IO[bytes], stack.enter_context(gzip.open(stream))) if packer else stream
     except (OSError, EOFError, zlib.error) as error:
         raise LearnerError(f"{path} cannot be read: {error}", code="data-file-unreadable", path=path) from error
 

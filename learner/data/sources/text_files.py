@@ -7,7 +7,7 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
-from learner.data.input_files import PathLike, present, undecodable
+from learner.data.input_files import LONGEST_SIGNATURE, PathLike, packer_of, present, undecodable
 from learner.errors import LearnerError, near
 from learner.util.number_checks import check_int
 
@@ -26,7 +26,8 @@ class Lines(Dataset):
       skip_blank: skip empty lines and lines of white space.
 
     Raises:
-      LearnerError: the file does not exist or has no lines; or, on access, a line is not in the encoding.
+      LearnerError: the file does not exist, is compressed or has no lines; or, on access, a line is not in the
+        encoding.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "poem.txt")
@@ -95,7 +96,7 @@ class TextWindows(Dataset):
         are the positions in `vocabulary`.
       vocabulary: all characters, each once, in the order of their numbers; default: the characters of the file, sorted.
         Pass the vocabulary of the training text to all other splits.
-      encoding: the encoding of the file, for characters.
+      encoding: the encoding of the file, for characters. A byte order mark is no part of the text.
 
     Attributes:
       vocabulary: the characters; empty for bytes.
@@ -104,8 +105,8 @@ class TextWindows(Dataset):
     Items are `text` int32 `[length]` and `target`, the text shifted by one.
 
     Raises:
-      LearnerError: the file does not exist, is shorter than a row, is not in the encoding, or has a character outside
-        the vocabulary.
+      LearnerError: the file does not exist, is compressed, is shorter than a row, is not in the encoding, or has a
+        character outside the vocabulary.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "a.txt")
@@ -156,7 +157,7 @@ class TextWindows(Dataset):
 
     def _characters(self, vocabulary: str | None, encoding: str) -> tuple[np.ndarray, str]:
         try:
-            text = self._codes.tobytes().decode(encoding)
+            text = self._codes.tobytes().decode(encoding).removeprefix("\ufeff")
         except UnicodeDecodeError as error:
             line = undecodable(self._path, encoding)
             raise LearnerError(
@@ -202,8 +203,15 @@ class TextWindows(Dataset):
 
 def _mapped(path: Any, what: str) -> np.ndarray:
     try:
-        return np.memmap(path, np.uint8, "r")
+        mapped = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise LearnerError(
             f"{what}: {path} {'is empty' if not path.stat().st_size else error}", code="data-text-unusable", path=path
         ) from error
+    if packer := packer_of(mapped[:LONGEST_SIGNATURE].tobytes()):
+        raise LearnerError(
+            f"{what}: {path} is compressed by {packer}, and rows are read from any place of a text: decompress it",
+            code="data-file-packed",
+            path=path,
+        )
+    return mapped

@@ -1,5 +1,7 @@
 """Tests of Lines and TextWindows."""
 
+import bz2
+import gzip
 import pickle
 
 import numpy as np
@@ -120,6 +122,20 @@ def test_windows_of_characters(write):
 def test_wrong_windows(write, options, code, values):
     with raises_code(code, *values):
         TextWindows(write("ab\nca"), **{"length": 2, **options})
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_byte_order_mark_is_no_character(write, encoding):
+    data = TextWindows(write("\ufeffabab".encode(encoding)), 1, level="characters", encoding=encoding)
+    assert (data.vocabulary, rows_of(data)) == ("ab", [([0], [1]), ([1], [0]), ([0], [1])])
+
+
+@pytest.mark.parametrize(("compress", "packer"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2")])
+def test_compressed_texts_are_refused(write, compress, packer):
+    path = write(compress(b"one\ntwo\n" * 9))
+    for source in (Lines, lambda path: TextWindows(path, 2)):
+        with raises_code("data-file-packed", packer, "a.txt", "decompress it"):
+            source(path)
 
 
 def test_undecodable_text(write):
