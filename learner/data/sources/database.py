@@ -90,12 +90,18 @@ class SQLiteTable(Dataset):
             self._keys = self._read_keys(table, where, budget)
             self.labels = {field: self._names(table, field) for field in self._spec.labels}
             self._codes = {f: {name: i for i, name in enumerate(names)} for f, names in self.labels.items()}
-        for field, number in self._spec.unknown.items():
-            if (dtype := self._dtypes[field]) is not None and np.array(number).astype(dtype) != number:
-                raise LearnerError(
-                    f"{self._name}: unknown.{field} is {number}, which does not fit into {dtype}",
-                    code="data-columns-unreadable",
-                )
+        for field, names in self.labels.items():
+            numbers = {f"the number of {names[-1]!r}": len(names) - 1} if names else {}
+            if field in self._spec.unknown:
+                numbers[f"unknown.{field}"] = self._spec.unknown[field]
+            for what, number in numbers.items():
+                with np.errstate(over="ignore"):
+                    value = np.array(number).astype(self._dtypes[field])
+                if float(value) != number:
+                    raise LearnerError(
+                        f"{self._name}: {what} is {number}, which does not fit into {self._dtypes[field]}",
+                        code="data-columns-unreadable",
+                    )
         if not len(self._keys):
             raise LearnerError(
                 f"{self._name} has no rows" + (f" where {where}" if where else ""), code="data-without-rows"

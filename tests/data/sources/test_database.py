@@ -1,6 +1,7 @@
 """Tests of SQLiteTable."""
 
 import contextlib
+import functools
 import os
 import pickle
 import random
@@ -260,8 +261,19 @@ def test_unknown_texts_have_their_number(path):
     } == {0, 5}
     with raises_code("data-columns-unreadable", "unknown.kind", "300", "uint8"):
         SQLiteTable(path, "houses", fields, labels=labels, unknown={"kind": 300}, dtypes={"kind": "uint8"})
+    with raises_code("data-columns-unreadable", "unknown.kind", "100000", "float16"):
+        SQLiteTable(path, "houses", fields, labels=labels, unknown={"kind": 100_000}, dtypes={"kind": "float16"})
     with raises_code("data-label-unknown", "'house'", "unknown={'kind': ...}"):
         list(SQLiteTable(path, "houses", fields, labels=labels))
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("uint8", 256), ("bool", 2), ("float16", 2049)])
+def test_labels_have_numbers_that_fit_into_their_type(path, dtype, most):
+    names = ["flat", "house", *map(str, range(most - 2))]
+    read = functools.partial(SQLiteTable, path, "houses", ["kind"], dtypes={"kind": dtype})
+    assert [item["kind"].item() for item in read(labels={"kind": names})] == [0, 1, 0]
+    with raises_code("data-columns-unreadable", f"the number of 'more' is {most}", dtype):
+        read(labels={"kind": [*names, "more"]})
 
 
 def test_numbers_beyond_float32_are_refused(path):
