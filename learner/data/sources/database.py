@@ -14,11 +14,14 @@ import numpy as np
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
 from learner.data.input_files import MemoryBudget, PathLike, present
+from learner.data.rounding import ROWS
 from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_columns
-from learner.data.sources.table_arrays import names_in, unknown_hint
+from learner.data.sources.table_arrays import Column, RowProblems, names_in, unknown_hint
 from learner.errors import LearnerError, near
+from learner.util.user_warnings import warn
 
 ROWID = ("rowid", "_rowid_", "oid")
+CELLS = 2**20  # read at most to look for numbers that float32 changes
 KEY = 64  # bytes of a key's value in Python
 
 
@@ -36,7 +39,7 @@ class SQLiteTable(Dataset):
         is a field.
       dtypes: types of fields by NumPy's names. A column of blobs with a type becomes an array of such numbers. Default:
         by the column's declared type, int32 (INT), float32 (other numbers), bytes (BLOB) or text (CHAR, CLOB, TEXT). A
-        number that does not fit is an error.
+        number that does not fit is an error; a warning names ids and times in the first rows that float32 changes.
       labels: text fields to be numbered: the texts in the order of their numbers, or `None` for all texts, sorted; an
         empty text among them stands for NULL.
       missing: the number that replaces NULL; in labels, NULL becomes an empty text. Default: NULL is an error.
@@ -106,6 +109,8 @@ class SQLiteTable(Dataset):
             raise LearnerError(
                 f"{self._name} has no rows" + (f" where {where}" if where else ""), code="data-without-rows"
             )
+        with self._readable():
+            self._warn_of_rounding(table, where)
         columns = ", ".join(map(_quoted, self._spec.columns))
         condition = " AND ".join(f"{column} = ?" for column in self._key)
         self._query = f"SELECT {columns} FROM {_quoted(table)} WHERE {condition}"
@@ -250,6 +255,28 @@ class SQLiteTable(Dataset):
             )
             keys.append(row)
         return keys
+
+    def _warn_of_rounding(self, table: str, where: str | None) -> None:
+        """Warn about columns of which float32, by default, loses numbers in the first rows."""
+        fields = [
+            field for field, dtype in self._dtypes.items() if dtype == np.float32 and field not in self._spec.dtypes
+        ]
+        field_of = {name: field for field in fields for name in self._spec.of(field)}
+        if not field_of:
+            return
+        condition = f" WHERE {where}" if where is not None else ""
+        limit = min(ROWS, CELLS // len(field_of))
+        query = f"SELECT {', '.join(map(_quoted, field_of))} FROM {_quoted(table)}{condition} LIMIT {limit}"
+        cells: dict[str, list[int | float]] = {name: [] for name in field_of}
+        for row in self._opened.get().execute(query):
+            for values, cell in zip(cells.values(), row, strict=True):
+                if type(cell) in (int, float):  # texts and blobs are not kept
+                    values.append(cell)
+        rounded: dict[str, str] = {}
+        for name, values in cells.items():
+            Column(name, field_of[name], values, str, RowProblems(), rounded).narrowed(np.array(values, np.float64))
+        for text in rounded.values():
+            warn(text)
 
     def _names(self, table: str, field: str) -> tuple[str, ...]:
         labels = self._spec.labels[field]

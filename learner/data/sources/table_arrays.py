@@ -14,6 +14,7 @@ import numpy as np
 from learner.data.array_dataset import ArrayDataset
 from learner.data.dataset import Dataset
 from learner.data.input_files import PathLike, present_files
+from learner.data.rounding import equal_as_float32
 from learner.data.sources.column_spec import ColumnSpec
 from learner.errors import LearnerError, near, one_error
 from learner.util.text import count
@@ -37,7 +38,7 @@ class Table(ArrayDataset):
     Attributes:
       labels: for each field with labels the texts, in the order of their numbers. Views that select or join rows have
         the attribute, too.
-      rounded: for columns whose whole numbers were rounded to float32 a warning.
+      rounded: for columns of which float32 loses whole numbers, or most differences, a warning.
 
     >>> table = Table({"label": np.array([1, 0], np.int32)}, {"label": ("cat", "dog")})
     >>> table.labels["label"][table[0]["label"]]
@@ -112,7 +113,7 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
 
 def read_files(paths: list[PathLike] | PathLike, what: str, read: Callable[[Path], Table]) -> Table:
     """Return the rows of one or several files, concatenated; see `present_files`. Warn once for each column of which
-    whole numbers are rounded.
+    float32 loses whole numbers, or most differences.
     """
     files = present_files(paths, what)
     named: list[tuple[str, Table]] = []
@@ -342,7 +343,7 @@ class Column:
         int32 and float32 if the numbers fit, or the array unchanged if the column was an array.
         """
         if dtype is None:
-            return array if array is self.values else self._narrowed(array)
+            return array if array is self.values else self.narrowed(array)
         if array.dtype == dtype or self.problems:
             return array
         with np.errstate(invalid="ignore", over="ignore"):
@@ -352,11 +353,23 @@ class Column:
             self._add_problem(int(row), f"{array[row].tolist()} does not fit into {dtype}")
         return result
 
-    def _narrowed(self, array: np.ndarray) -> np.ndarray:
+    def narrowed(self, array: np.ndarray) -> np.ndarray:
+        """Return the values in 32 bits if they fit. Note values that float32 changes."""
         narrow = _narrow(array)
         if narrow.dtype == np.float32 and not self.problems:
             self._note_rounded(array.ravel(), narrow.ravel())
+            if self.name not in self.rounded and array.size:
+                self._note_equal(array)
         return narrow
+
+    def _note_equal(self, wide: np.ndarray) -> None:
+        """Note two values that are equal as float32, as are most of the first ones."""
+        if (pair := equal_as_float32(wide)) is not None:
+            self.rounded[self.name] = (
+                f"column {self.name!r} holds {pair[0]} and {pair[1]}, which are equal as float32, as are most of its "
+                f"values: read times with dtypes={{{self.field!r}: 'float64'}}, and subtract the first time. For "
+                f"measurements, dtypes={{{self.field!r}: 'float32'}} hides this warning"
+            )
 
     def _note_rounded(self, wide: np.ndarray, narrow: np.ndarray) -> None:
         """Note whole numbers that differ as float32. Beyond 2**53 each float64 is one: there only integers count."""

@@ -285,6 +285,23 @@ def test_numbers_beyond_float32_are_refused(path):
     assert SQLiteTable(path, "houses", {"area": "area"}, dtypes={"area": "float64"})[0]["area"] == 1e300
 
 
+def test_ids_and_times_that_float32_changes_are_named(path):
+    """Of columns that are not INT, whole numbers are floats or integers."""
+    rows = ", ".join(f"({1700000000.5 + i}, {16777216 + i}, {16777216 + i}, {i}, 'x')" for i in range(20))
+    change(path, "CREATE TABLE t (time REAL, id NUMERIC, n INT, small REAL, kind REAL)", f"INSERT INTO t VALUES {rows}")
+    with pytest.warns(UserWarning, match="as float32") as warned:
+        read = SQLiteTable(path, "t", {"time": "time", "id": "id", "n": "n", "x": ["small", "n"]}, where="id > 0")
+    assert [str(each.message).partition(",")[0] for each in warned] == [
+        "column 'time' holds 1700000000.5 and 1700000001.5",
+        "column 'id' holds 16777217",
+        "column 'n' holds 16777217",
+    ]
+    assert (read[1]["id"].item(), read[1]["n"].item()) == (16777216, 16777217)
+    types = {"time": "float32", "id": "int64"}
+    exact = SQLiteTable(path, "t", ["time", "id", "n", "small"], dtypes=types, where="small < 3")
+    assert [item["id"].item() for item in exact] == [16777216, 16777217, 16777218]
+
+
 def test_null_in_a_key(path):
     change(path, "UPDATE houses SET area = NULL WHERE rooms = 3")
     with raises_code("data-key-null"):

@@ -204,6 +204,16 @@ def test_rounded_whole_numbers_warn_once_per_column(write, tmp_path):
     assert table.arrays["x"].tolist() == np.float32([1e17, 2, 3, 4]).tolist()
 
 
+def test_times_with_fractions_warn_once_per_column(write):
+    files = [write("t,x\n" + "".join(f"{1700000000 + t}.5,{t / 7}\n" for t in range(20)), f"{i}.csv") for i in range(2)]
+    with pytest.warns(UserWarning, match=r"'t' holds 1700000000.5 and 1700000001.5, .* equal as float32") as warned:
+        table = csv(files)
+    assert len(warned) == 1
+    assert set(table.arrays["t"].tolist()) == {1.7e9}
+    times = csv(files, dtypes={"t": "float64"}).arrays["t"]
+    assert (times - times[0]).tolist() == 2 * [*range(20)]
+
+
 def test_files_of_a_list_are_joined_in_its_order(write):
     paths = [write(f"x\n{number}\n", f"{number}.csv") for number in range(3)]
     joined = csv([paths[2], str(paths[0].parent / "[01].csv"), paths[2]])
