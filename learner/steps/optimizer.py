@@ -476,7 +476,8 @@ def check_schedule(schedule: Schedule) -> list[str]:
                 code="learning-rate-schedule-value",
             )
         ]
-    with standard_promotion():
+    # JAX may be tracing the optimizer at this moment: a function of the user's own may make Groups in it.
+    with standard_promotion(), jax.ensure_compile_time_eval():
         first = scalar_program(number)(0) if traced.eqns else float(schedule(jnp.int32(0)))
     if not 0 <= first < float("inf"):
         return [

@@ -12,7 +12,7 @@ from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups
 from learner.optimizers.configs import AdamW
 from learner.optimizers.groups import with_weight_decay
-from learner.schedules import Cosine
+from learner.schedules import Constant, Cosine
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import T, X, batches, line_step, quiet
@@ -167,9 +167,16 @@ def test_weight_decay_of_a_wrapped_optimizer():
 
 
 @pytest.mark.full
-def test_a_run_trains_each_group_at_its_rate(tmp_path):
+@pytest.mark.parametrize(
+    "grouped",
+    [
+        Groups(optax.sgd, [Group("^b$", lr=0.1)]),
+        lambda lr: Groups(optax.sgd, [Group("^b$", lr=Constant(0.005))])(lr),  # made while the update is traced
+    ],
+    ids=["factor", "constant"],
+)
+def test_a_run_trains_each_group_at_its_rate(tmp_path, grouped):
     """Compare with SGD by hand: `b` at a tenth of the rate."""
-    grouped = Groups(optax.sgd, [Group("^b$", lr=0.1)])
     start = {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1,))}
     result = quiet(tmp_path / "run").num_epochs(2).build(start, grouped, 0.05, train_step=line_step).fit(batches())
     w, b = np.zeros((3, 1)), np.zeros(1)
