@@ -70,7 +70,9 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
     facts = {name: getattr(step, name) for name in ("own_grads", "unfrozen")}
     if facts != {name: getattr(definition.step, name) for name in facts}:
         definition.change(**facts)
-    if definition.optimizer.lr and (ignored := ignored_rate(definition, inputs)):
+    # A run does not need the rate if its optimizer is one of `learner`, whose parts may have rates of their own.
+    needs_rate = definition.tests_rates or not isinstance(step.optimizer, OptimizerFactory)
+    if definition.optimizer.lr and needs_rate and (ignored := ignored_rate(definition, inputs)):
         part, remedy = ignored
         if definition.tests_rates:
             raise LearnerError(
@@ -127,16 +129,12 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
 
 
 def ignored_rate(definition: TrainingDefinition, inputs: Inputs) -> tuple[str, str] | None:
-    """Return the part of the traced training that ignores the learning rate, and the remedy; None if the rate is used.
-    The parts of an optimizer of `learner` may have rates of their own, so it counts as using the rate.
-    """
+    """Return the part of the traced training that ignores the learning rate, and the remedy; None if it is used."""
     step, shapes = definition.step, definition.shapes()
     if step.update is not None:
         unused = update_ignores_rate(inputs.programs["train"].jaxpr, shapes, inputs.first_batches["train"])
         return ("update=", "pass its third argument to the optimizer") if unused else None
-    if step.optimizer is None or isinstance(step.optimizer, OptimizerFactory):
-        return None
-    if not ignores_rate(step.optimizer, shapes.params):
+    if step.optimizer is None or not ignores_rate(step.optimizer, shapes.params):
         return None
     remedy = "pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr)"
     return f"the optimizer ({name_of(step.optimizer)})", remedy

@@ -16,7 +16,8 @@ from learner.diagnostics.rate_range import RangeTestListener, smoothed
 from learner.events import StepsEnded
 from learner.loggers import MemoryLogger
 from learner.metrics import MeanAbsoluteError
-from learner.schedules import Cosine
+from learner.optimizers import Clipped, Group, Groups
+from learner.schedules import Constant, Cosine
 from tests.support.codes import raises_code
 from tests.support.runs import batches, build_line, line, line_step, model_bits, quiet, valid_data
 
@@ -132,6 +133,10 @@ def test_invalid_arguments_are_reported_together(tmp_path):
     ("optimizer", "update", "part"),
     [
         (lambda lr: optax.adam(1e-2), None, "the optimizer"),
+        (Clipped(lambda lr: optax.adam(1e-2), norm=1.0), None, "the optimizer (Clipped)"),
+        pytest.param(
+            Groups(optax.sgd, [Group(".", lr=Constant(0.01))]), None, "the optimizer (Groups)", marks=pytest.mark.full
+        ),
         (None, lambda model, batch, lr, rng: ({**model, "b": 0.5 * model["b"]}, line_step(model, batch)), "update="),
     ],
 )
