@@ -9,7 +9,7 @@ from typing import Any
 from learner.distributed.connection import unconnected_launcher
 from learner.errors import LearnerError, Problem, one_error
 from learner.optimizers.base import OptimizerFactory
-from learner.schedules.base import Schedule
+from learner.schedules.base import needs_run_length
 from learner.steps.eval_params import has_eval_params
 from learner.steps.optimizer import (
     accumulates_by_itself,
@@ -89,8 +89,8 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
             "gradients have no loss scale, so float16 rounds those below 6e-8 to zero: use precision('bfloat16')"
         )
     schedule = definition.optimizer.schedule
-    # Those of this package follow the length of the run.
-    if accumulates_by_itself(shapes.opt_state) and not isinstance(schedule, Schedule) and varies(schedule):
+    # One that follows the length of the run ends with it, whatever a step is.
+    if accumulates_by_itself(shapes.opt_state) and not needs_run_length(schedule) and varies(schedule):
         inputs.warnings.append(
             "the optimizer is an optax.MultiSteps, whose updates take several steps, and the schedule counts the "
             "steps: it ends that many times earlier than in optax. Use grads_accumulation(k), which makes one step of "

@@ -1234,6 +1234,7 @@ def thrice(step):
         (lambda lr: optax.MultiSteps(optax.sgd(thrice), 2), 0.0, 0.3, False),
         (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), 0.1, 0.6, False),
         (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), optax.constant_schedule(0.1), 0.6, False),
+        (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), Linear(0.1, over=10), 0.25, True),
         (lambda lr: optax.MultiSteps(optax.sgd(lr), 2), Linear(0.1), 0.3, False),
         (optax.sgd, thrice, 0.3, False),
     ],
