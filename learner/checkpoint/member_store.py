@@ -22,6 +22,10 @@ STATE_ITEMS = ("model", "optim", "scheduler")
 LR = "lr"
 NO_KEYWORDS = {"directory", "seed", LR, "data_order"}
 """Fields of a member in a checkpoint that are not keywords of its optimizer."""
+RATES = "learning rate", "initial learning rate"
+"""Settings of a fingerprint in which the rate of a member replaces the builder's. They are None with a schedule, of
+which the rate of a member is a factor.
+"""
 ACTIVE, KEYWORDS = "active", "hyperparameters."
 """An entry of `extra` that only members have, and the prefix of other such entries."""
 OF_ALL = ("members", "lanes", "plateaus")
@@ -266,8 +270,7 @@ def _decisions(progress: Mapping[str, Any], index: int) -> dict[str, Any]:
 def _fingerprint(fingerprint: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fingerprint of a run with the values of a member."""
     settings = {name: x for name, x in fingerprint["settings"].items() if name != "population"}
-    if settings["learning rate"] is not None:
-        settings["learning rate"] = values.get(LR, settings["learning rate"])
+    settings |= {name: values.get(LR, settings[name]) for name in RATES if settings.get(name) is not None}
     if values.keys() - NO_KEYWORDS:
         settings["optimizer"] = None  # the text lacks the keywords that differ between members
     data = dict(fingerprint["data"])

@@ -77,7 +77,8 @@ class ReduceOnPlateau:
             )
         self._best = Monitor(monitor, mode, min_delta)
         self.schedule = lr if callable(lr) else None
-        self._lr, self._factor, self._patience = float(first), float(factor), patience
+        self._lr = self._initial = float(first)
+        self._factor, self._patience = float(factor), patience
         self._cooldown, self._min_lr = cooldown, float(min_lr)
         self._without, self._resting = 0, 0
 
@@ -101,7 +102,7 @@ class ReduceOnPlateau:
     def with_lr(self, lr: float) -> "ReduceOnPlateau":
         """Return a scheduler with the same settings and this initial rate, or with a schedule this initial factor."""
         other = copy.deepcopy(self)
-        other._lr = float(lr)
+        other._lr = other._initial = float(lr)
         return other
 
     @property
@@ -136,14 +137,30 @@ class ReduceOnPlateau:
     def get_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON-compatible values."""
         counts = {"without": self._without, "resting": self._resting}
-        return {"best": self._best.best, "rate": self._lr, **counts, "is_factor": self.schedule is not None}
+        rates = {"rate": self._lr, "initial": self._initial}
+        return {"best": self._best.best, **rates, **counts, "is_factor": self.schedule is not None}
 
     def has_rate_of(self, state: Mapping[str, Any]) -> bool:
         """Return True if the rate in a state of `get_state` is of the kind of `lr`: a learning rate, or a factor."""
         return bool(state.get("is_factor", False)) == (self.schedule is not None)
 
+    def rate_after(self, state: Mapping[str, Any]) -> float:
+        """Return `lr` after `set_state` with a state of `get_state`. If the initial rate is another one now, the rate
+        changes in proportion. A rate of the other kind is not restored; see `has_rate_of`.
+
+        >>> earlier = ReduceOnPlateau(0.1, factor=0.5, patience=0)
+        >>> rates = [earlier.update({"valid/Loss": 1.0}) for _ in range(2)]
+        >>> ReduceOnPlateau(0.02).rate_after(earlier.get_state())
+        0.01
+        """
+        if not self.has_rate_of(state):
+            return self._lr
+        rate, initial = float(state["rate"]), float(state.get("initial", 0.0))  # older states have no initial rate
+        if self.schedule is not None or initial in (0.0, self._initial):  # a factor always begins with the same number
+            return rate
+        return max(rate * (self._initial / initial), self._min_lr)
+
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `get_state`. A rate of the other kind is not restored; see `has_rate_of`."""
+        """Restore a state of `get_state`; see `rate_after`."""
         self._best.best, self._without, self._resting = decode(state["best"]), state["without"], state["resting"]
-        if self.has_rate_of(state):
-            self._lr = state["rate"]
+        self._lr = self.rate_after(state)

@@ -79,6 +79,7 @@ def test_rates_that_a_plateau_has_lowered(tmp_path):
     np.testing.assert_allclose(losses(result), losses(expected), rtol=1e-5)
     ours, theirs = (progress_of(place, 42)["plateau"] for place in (member.directory, tmp_path / "whole"))
     assert ours["rate"] == theirs["rate"] < 0.5
+    assert "although this changed" not in (member.directory / "experiment.log").read_text()
 
 
 @pytest.mark.full

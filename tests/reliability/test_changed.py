@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from learner import MetricEarlyStopping, ReduceOnPlateau
-from learner.metrics import R2, ExplainedVariance, MeanAbsoluteError
+from learner.metrics import R2, ExplainedVariance, LearningRate, MeanAbsoluteError
 from learner.metrics.pairs import PairMetric
 from learner.runs.history import read_history
 from tests.support.codes import raises_code
@@ -98,6 +98,31 @@ def test_from_a_plateau_to_a_float(tmp_path):
     build_line(saving(tmp_path / "run", 1), ReduceOnPlateau(0.05, "valid/Loss")).fit(batches(), valid_data())
     result = build_line(saving(tmp_path / "run").resume(), 0.01).fit(batches(), valid_data())
     np.testing.assert_allclose(result.model["w"], by_hand(0.05, 0.01)["w"], rtol=2e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("recorded", "second"),
+    [(True, 0.005), (False, 0.025)],  # a fifth of the rate that the plateau has lowered to 0.025
+)
+def test_another_initial_rate_of_a_plateau(tmp_path, recorded, second):
+    """Checkpoints of older versions, which do not record the initial rate, resume with the lowered rate, silently."""
+
+    def fit(epochs, rate):
+        plateau = ReduceOnPlateau(rate, "valid/Loss", factor=0.5, patience=0, min_delta=1e6)  # lowers from epoch 2 on
+        builder = saving(tmp_path / "run", epochs).resume()
+        return build_line(builder.metric_train(LearningRate()), plateau).fit(batches(), valid_data())
+
+    fit(2, 0.05)
+    if not recorded:
+        progress = progress_of(tmp_path / "run", 2 * STEPS)
+        del progress["plateau"]["initial"], progress["fingerprint"]["settings"]["initial learning rate"]
+        tamper(tmp_path / "run", 2 * STEPS, progress)
+    result = fit(4, 0.01)
+    rates = [0.05, 0.05, second, second / 2]
+    np.testing.assert_allclose(result.history["train/Learning Rate"], rates, rtol=1e-6)
+    np.testing.assert_allclose(result.model["w"], by_hand(*rates)["w"], rtol=1e-5)
+    assert ("initial learning rate: 0.05 -> 0.01" in log_of(tmp_path / "run")) == recorded
 
 
 @pytest.mark.full

@@ -128,6 +128,7 @@ HARD = [  # each of them raised an error of Python, NumPy or JAX before
     (("data",), {"processes": 7}),
     (("plateau", "best"), ""),
     (("plateau", "rate"), -1),
+    (("plateau", "initial"), -1),
     (("early_stopping", 0, "without"), "odd"),
     (("epoch_values",), {"odd": [[1]]}),
     (("log", "files", "train/epoch-2/Loss.log"), 10**400),

@@ -62,7 +62,8 @@ def test_with_a_schedule_a_factor_is_lowered():
 def test_a_rate_is_not_restored_as_a_factor():
     number, factor = ReduceOnPlateau(0.1, factor=0.5, patience=0), ReduceOnPlateau(Linear(0.1), factor=0.5, patience=0)
     assert rates(number, [1.0, 1.0]) == [0.1, 0.05]
-    old = {name: x for name, x in number.get_state().items() if name != "is_factor"}  # of a version without schedules
+    old = number.get_state()
+    del old["is_factor"], old["initial"]  # of a version without schedules
     factor.set_state(old)
     assert rates(factor, [0.5, 2.0]) == [1.0, 0.5]  # the best value is restored
     number.set_state(factor.get_state())
@@ -113,6 +114,19 @@ def test_state_restores_exactly(cut):
 def test_wrong_arguments(lr, options, code, values):
     with raises_code(code, *values):
         ReduceOnPlateau(lr, **options)
+
+
+@pytest.mark.parametrize(
+    ("lr", "min_lr", "expected"),
+    [(0.1, 0.0, 0.05), (0.02, 0.0, 0.01), (0.02, 0.015, 0.015), (Linear(0.02), 0.0, 1.0)],
+)
+def test_a_restored_rate_is_in_proportion_to_the_initial_rate(lr, min_lr, expected):
+    lowered, other = ReduceOnPlateau(0.1, factor=0.5, patience=0), ReduceOnPlateau(lr, factor=0.5, min_lr=min_lr)
+    assert rates(lowered, [1.0, 1.0]) == [0.1, 0.05]
+    other.set_state(lowered.get_state())
+    assert other.lr == pytest.approx(expected)
+    other.set_state(other.get_state())
+    assert other.lr == pytest.approx(expected)
 
 
 def test_schedulers_of_other_rates_share_nothing():

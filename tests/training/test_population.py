@@ -30,7 +30,7 @@ from learner import (
 from learner.checkpoint import CheckpointStore
 from learner.data import DataLoaderBuilder
 from learner.loggers import Csv, JsonLines, MetricLogger
-from learner.metrics import Accuracy, MeanMetric
+from learner.metrics import Accuracy, LearningRate, MeanMetric
 from learner.metrics.monitor import Monitor
 from learner.optimizers.configs import AdamW
 from learner.renderers import PlainRenderer
@@ -1244,6 +1244,20 @@ def test_each_member_has_its_own_plateau(tmp_path):
     rates = [state["rate"] for state in progress_of(tmp_path / "run", 36)["plateaus"]]
     assert rates[0] == 0.001
     assert rates[1] < 0.5
+
+
+@pytest.mark.full
+def test_another_initial_rate_of_the_plateaus_of_members(tmp_path):
+    """Each validation from the second on lowers the rate: to 0.025 before it resumes with a fifth of the first rate."""
+    for epochs, rate in ((2, 0.05), (4, 0.01)):
+        plateau = ReduceOnPlateau(rate, "valid/Loss", factor=0.5, patience=0, min_delta=1e6)
+        builder = quiet(tmp_path).population(momentum=[0.0, 0.5]).metric_train(LearningRate())
+        builder.num_epochs(epochs).with_file_checkpointer().resume()
+        built = builder.build(line(3, 3), optax.sgd, plateau, train_step=class_step, valid_step=class_step)
+        result = built.fit(shuffled(), shuffled())
+    for member in result:
+        np.testing.assert_allclose(member.history["train/Learning Rate"], [0.05, 0.05, 0.005, 0.0025], rtol=1e-6)
+    assert "initial learning rate: 0.05 -> 0.01" in (tmp_path / "experiment.log").read_text()
 
 
 @pytest.mark.full

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from learner.checkpoint.load import refuse_elsewhere
 from learner.checkpoint.store import CheckpointStore, Entry
 from learner.distributed.differences import named_processes
@@ -272,13 +274,26 @@ def first_state(plan: RunPlan, restored: Restored) -> TrainState:
     data = data_of(restored.progress, plan.processes.index, plan.processes.count, source.batches)
     # Before anything is changed: not all data can return to a position.
     source.refuse_position(position.epoch, position.batch, data)
-    plateau, states = plan.plateau, [restored.progress["plateau"], *restored.progress.get("plateaus", ())]
-    of_plateau = plateau is not None and any(state is not None and plateau.has_rate_of(state) for state in states)
-    if of_plateau or plan.options.exploit is not None:
+    if plan.options.exploit is not None:
         return restored.state
+    rates = _rates_of_plateau(plan, restored.progress)
     # The builder's learning rate may have changed; the factor from hooks stays.
-    lr_scale = plan.strategy.place(scaled(definition.lr_scale, position.lr_factor))
-    return dataclasses.replace(restored.state, lr_scale=lr_scale)
+    lr_scale = scaled(definition.lr_scale, position.lr_factor) if rates is None else rates
+    return dataclasses.replace(restored.state, lr_scale=plan.strategy.place(lr_scale))
+
+
+def _rates_of_plateau(plan: RunPlan, progress: Mapping[str, Any]) -> np.ndarray | None:
+    """Return the learning rate with which a plateau continues, or of each member with its own; None if the checkpoint
+    has none.
+    """
+    plateau, starts = plan.plateau, plan.definition.starts
+    states = [state for state in (progress["plateau"], *progress.get("plateaus", ())) if state is not None]
+    if plateau is None or not any(map(plateau.has_rate_of, states)):
+        return None
+    if starts is None:
+        return np.asarray(plateau.rate_after(states[0]), np.float32)
+    plateaus = [plateau.with_lr(start.lr_scale) for start in starts]
+    return np.asarray([each.rate_after(x) for each, x in zip(plateaus, states, strict=True)], np.float32)
 
 
 # -- changes since the checkpoint --------------------------------------------------------------------------------------

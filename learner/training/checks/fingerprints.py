@@ -51,6 +51,7 @@ WITH_OWN_COMPARISON = frozenset(
         "optimizer",
         "schedules",
         "plateau",
+        "initial learning rate",
         "precision",
         "strategy",
         "metrics",
@@ -68,12 +69,14 @@ OTHER_PROGRAM = "it computes something else than when the run was saved"
 def fingerprint_of(definition: TrainingDefinition, inputs: Inputs) -> JSON:
     """Return the fingerprint of a run whose schedules are resolved. `inputs`: its data, with the traced steps."""
     options, step, plateau = definition.options, definition.step, definition.optimizer.plateau
+    number = None if step.schedule is not None else definition.optimizer.lr
     settings = {
         **options.recorded("resume"),
-        "learning rate": definition.optimizer.lr if step.schedule is None and plateau is None else None,
+        "learning rate": number if plateau is None else None,
         "optimizer": None if step.optimizer is None else describe_optimizer(step.optimizer),
         "schedules": describe_schedules(step.schedule, step.optimizer),
         "plateau": None if plateau is None else plateau.settings,
+        "initial learning rate": None if plateau is None else number,
         "precision": options.precision_text,
         "strategy": definition.strategy.description,
         "metrics": metrics_in_flight(options),
@@ -437,11 +440,12 @@ def _rate_changes(settings: _Settings, programs: _Programs) -> list[str]:
             texts.append(f"{name}: {had[name]} -> {text}")
         elif same is False:
             texts.append(f"{name}: {OTHER_PROGRAM}")
-    name = "learning rate"
+    of_plateau = "initial learning rate"  # older fingerprints lack it
+    name = "learning rate" if None in (settings.before.get(of_plateau), settings.now[of_plateau]) else of_plateau
     rates = settings.before.get(name), settings.now[name]
     if None not in rates and all("lr" in member for member in settings.now["population"] or [{}]):
         return texts  # the rates of the members replace it
-    if name in settings.before and settings.before[name] != settings.now[name]:
-        lr, new = ("a schedule" if x[name] is None else x[name] for x in (settings.before, settings.now))
+    if name in settings.before and rates[0] != rates[1]:
+        lr, new = ("a schedule" if rate is None else rate for rate in rates)
         texts.append(f"{name}: {had.get(OF_RUN, lr)} -> {schedules.get(OF_RUN, new)}")
     return texts

@@ -110,6 +110,13 @@ REPORTED: dict[str, Callable[[Any], bool]] = {
 """The fields of a run's reporter, and in a population of each member's."""
 
 PLATEAU = _fields(best=_optional(_number), rate=_rate_value, without=_count, resting=_count)
+
+
+def _plateau(x: Any) -> bool:
+    """Return True for the state of a plateau. Older ones lack its initial rate."""
+    return PLATEAU(x) and _rate_value(x.get("initial", 0.0))
+
+
 PROGRESS: dict[str, Callable[[Any], bool]] = {
     "position": _position,
     "monitor": _is(str),
@@ -118,7 +125,7 @@ PROGRESS: dict[str, Callable[[Any], bool]] = {
     "root_key": _keys,
     **REPORTED,
     "early_stopping": lambda x: isinstance(x, list) and all(map(STOPPING, x)),
-    "plateau": _optional(PLATEAU),
+    "plateau": _optional(_plateau),
     "validated_step": _optional(_count),
     "ends_epoch": _optional(_count),
     "at_stop": _is(bool),
@@ -150,7 +157,7 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
     if not _lanes(progress.get("lanes"), len(members)):
         malformed.append("lanes")
     plateaus = progress.get("plateaus", [])
-    if not (isinstance(plateaus, list) and all(map(PLATEAU, plateaus)) and len(plateaus) in (0, len(members))):
+    if not (isinstance(plateaus, list) and all(map(_plateau, plateaus)) and len(plateaus) in (0, len(members))):
         malformed.append("plateaus")
     ahead = progress.get("steps_ahead", 0)  # older checkpoints lack it
     if not isinstance(ahead, int) or isinstance(ahead, bool) or abs(ahead) >= LARGEST:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from learner.checkpoint.member_store import RATES
 from learner.events import Message, MetricInfo, RunEnded, RunStarted
 from learner.models.array_info import array_infos, model_json
 from learner.optimizers.description import describe_optimizer
@@ -131,8 +132,7 @@ def _fingerprint(spec: RunSpec, member: Member | None) -> Mapping[str, Any]:
     settings = {**spec.fingerprint["settings"], SEED: member.seed}
     if spec.step.optimizer is not None:
         settings["optimizer"] = describe_optimizer(member.optimizer(spec.step.optimizer))
-    if settings["learning rate"] is not None:  # there is no schedule, of which the member's would be a factor
-        settings["learning rate"] = member.values.get(LR, settings["learning rate"])
+    settings |= {name: member.values.get(LR, settings[name]) for name in RATES if settings[name] is not None}
     return {**spec.fingerprint, "settings": settings}
 
 
