@@ -148,11 +148,13 @@ class MemberStore(CheckpointStore):
         progress = super().progress(step, verified)
         try:
             member = progress["members"][self._index]
-            values = progress["fingerprint"]["settings"]["population"][self._index]
+            settings = progress["fingerprint"]["settings"]
+            values = settings["population"][self._index]
             own_step, rate, keywords = self._numbers(step)
-            first = values.get(LR, progress["fingerprint"]["settings"]["learning rate"])
-            if progress["fingerprint"]["settings"]["learning rate"] is None:
-                first = 1.0  # with a schedule, the rate of a member is a factor
+            first = values.get(LR, settings["learning rate"])
+            if settings["learning rate"] is None:
+                # With a schedule, the rate of a member is a factor. That of a plateau is in the state of the plateau.
+                first = 1.0 if settings.get("initial learning rate") is None else rate
             changed = {name: x for name, x in keywords.items() if x != np.float32(values.get(name, x))}
             changed |= {LR: rate} if rate and not first else {}  # no factor makes it of 0
             return {

@@ -15,7 +15,7 @@ from learner.checkpoint import DamagedError
 from learner.checkpoint.member_store import MemberStore
 from learner.checkpoint.places import DiskPlace
 from learner.data import DataLoaderBuilder
-from learner.metrics import Accuracy
+from learner.metrics import Accuracy, LearningRate
 from learner.training.checkpoints.resume import member_problem
 from learner.training.evaluation import Evaluator
 from tests.support.codes import raises_code
@@ -80,6 +80,16 @@ def test_rates_that_a_plateau_has_lowered(tmp_path):
     ours, theirs = (progress_of(place, 42)["plateau"] for place in (member.directory, tmp_path / "whole"))
     assert ours["rate"] == theirs["rate"] < 0.5
     assert "although this changed" not in (member.directory / "experiment.log").read_text()
+
+
+@pytest.mark.full
+def test_a_number_in_place_of_the_plateau_of_a_member(tmp_path):
+    """The number is the rate from here on, and no factor of the rate that the plateau has lowered."""
+    plateau = ReduceOnPlateau(0.1, "valid/Loss", factor=0.5, patience=0, min_delta=1e6)
+    member = population(tmp_path / "run", 2, (0.001, 0.5), plateau)[1]
+    builder = builder_in(member.directory, 3).metric_train(LearningRate()).resume()
+    result = builder.build(line(3, 3), optax.sgd, 0.02, **PLACE).fit(shuffled(), shuffled())
+    np.testing.assert_allclose(result.history["train/Learning Rate"], [0.02], rtol=1e-6)
 
 
 @pytest.mark.full
