@@ -282,8 +282,12 @@ class RunReader:
 
     @property
     def step(self) -> int:
-        """The last optimizer step in the journal."""
-        return max((non_negative_int(entry.get("step")) for entry in self.journal), default=0)
+        """The last optimizer step of the run. A start at an earlier step has removed the steps after it."""
+        last = 0
+        for entry in self.journal:
+            step = non_negative_int(entry.get("step"))
+            last = step if entry.get("event") == "start" and "step" in entry else max(last, step)
+        return last
 
     @property
     def start_step(self) -> int:

@@ -256,6 +256,21 @@ def test_axis_of_time_excludes_repeated_steps(tmp_path):
     assert axes["time"].tolist() == [25, 50, 140, 230]
 
 
+def test_last_step_after_going_back_to_an_earlier_epoch(tmp_path):
+    """A run of 64 steps that resumed after its second epoch of 16, for a single one."""
+    lines = [
+        {"event": "start", "time": 0.0, "epoch": 1, "step": 0},
+        {"event": "save", "time": 3.0, "step": 64},
+        {"event": "end", "time": 4.0, "epoch": 4, "step": 64, "stopped_by": "num_epochs"},
+        {"event": "start", "time": 10.0, "epoch": 3, "step": 32},
+        {"event": "epoch", "time": 11.0, "epoch": 3, "step": 48, "values": {}},
+    ]
+    journal = tmp_path / "journal.jsonl"
+    for count, step in ((2, 64), (3, 64), (4, 32), (5, 48)):
+        journal.write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
+        assert RunReader(tmp_path).step == step
+
+
 def test_replaced_journal_is_read_from_the_start(tmp_path):
     run = RunReader(write_run(tmp_path / "a", ending=None))
     assert run.axes(np.array([2.0]))["time"].tolist() == [10]
