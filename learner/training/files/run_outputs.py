@@ -15,6 +15,7 @@ from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.runs.journal import read_journal
 from learner.runs.layout import MARK
 from learner.runs.metric_logs import NoFiles, RunFiles
+from learner.training.files.directory import holds_run
 from learner.training.options import Options
 from learner.training.progress.position import Position
 from learner.util.user_warnings import LearnerWarning, Line, is_ignored, users_line, warn
@@ -142,11 +143,14 @@ def _records_errors(outputs: Outputs) -> bool:
     """Return True if an error belongs into the journal."""
     if outputs.files.has_ended:  # a member of a population may have ended while others trained
         return False
-    # An attempt that fails before its line `start`, such as one with damaged logs, has not changed a run that had
-    # started before: its status and its time stay. The log has the error.
-    if outputs.files.has_started or not (outputs.options.directory / MARK).exists():
+    # An attempt that fails before its line `start`, such as one with damaged or missing logs, has not changed a run
+    # that had started before: its status and its time stay. The log has the error.
+    if outputs.files.has_started:
         return True
-    return all(entry.get("event") != "start" for _, entry in read_journal(outputs.options.directory))
+    directory = outputs.options.directory
+    if not (directory / MARK).exists():
+        return not holds_run(directory)
+    return all(entry.get("event") != "start" for _, entry in read_journal(directory))
 
 
 def _files(options: Options, saves: SaveQueue) -> RunFiles:

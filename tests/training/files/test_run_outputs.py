@@ -34,6 +34,15 @@ def test_a_refused_resume_leaves_status_and_time(tmp_path, death):
     assert (again.status, again.seconds) == (run.status, run.seconds)
 
 
+def test_a_refused_resume_creates_no_journal_in_place_of_a_lost_one(tmp_path):
+    """A journal with the error alone would be that of a run that failed without an epoch."""
+    fit(tmp_path / "run", 1)
+    (tmp_path / "run" / "journal.jsonl").unlink()
+    with raises_code("resume-log-changed"):
+        fit(tmp_path / "run", 2)
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
+
+
 def test_a_first_start_that_fails_is_recorded(tmp_path):
     """The run has no other status. The next attempt replaces it."""
     for text in ("one", "two"):
