@@ -94,14 +94,17 @@ def evaluate(words: Sequence[str]) -> int:
 
 
 def _evaluate_into(learner: Learner[Any], data: Any, split: str, follows: bool, as_json: bool) -> int:
-    """Evaluate checkpoints, print the values, and write them to the run as a split."""
-    evaluator = Evaluator(learner.definition)
+    """Evaluate checkpoints, print the values, and write them to the run as a split. Return 1 if some of them could not
+    be written.
+    """
+    evaluator, code = Evaluator(learner.definition), 0
     chosen = (evaluator.evaluate_checkpoint(data, split, **evaluator.choice()) for _ in range(1))
     for evaluation in follow(learner.definition, data, split) if follows else chosen:
         prefix = f"{split}-" if isinstance(data, dict) else f"{split}/"
         place = {"epoch": evaluation.epoch, "step": evaluation.step}
         _print([evaluation.checkpoint], place, {prefix: evaluation.values}, as_json)
-    return 0
+        code = code if evaluation.is_recorded else 1
+    return code
 
 
 def _print(head: Sequence[str], place: dict[str, Any], values: Mapping[str, MetricValues], as_json: bool) -> None:

@@ -99,9 +99,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0; 1 if `diff` finds other losses or arrays, if `doctor` finds a failure, if members of `sweep`
-        failed by an error, for a file that cannot be written, or for an error in the user's code, after its traceback;
-        2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM or SIGHUP, 141 if
-        the output is no longer read, 74 if it cannot be written, 75 if the watchdog ended the run.
+        failed by an error, if `evaluate --split` cannot write its values into the run, for a file that cannot be
+        written, or for an error in the user's code, after its traceback; 2 for wrong input, after one message on
+        standard error; 130 after Ctrl-C, 143 after SIGTERM or SIGHUP, 141 if the output is no longer read, 74 if it
+        cannot be written, 75 if the watchdog ended the run.
     """
     _open_standard_streams()
     if sys.stderr is sys.stdout:  # one object in place of both, as in a notebook

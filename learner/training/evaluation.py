@@ -42,6 +42,7 @@ class Evaluation:
       is_best: True if it is the best checkpoint of the run.
       path: the path of the checkpoint.
       values: the metrics by name.
+      is_recorded: True if the values were written to the run as a split.
     """
 
     epoch: int
@@ -49,6 +50,7 @@ class Evaluation:
     is_best: bool
     path: str
     values: MetricValues
+    is_recorded: bool = False
 
     @property
     def checkpoint(self) -> str:
@@ -151,9 +153,10 @@ class Evaluator:
                 # The programs were lent to the checkpoint: restore the learner's own model, also after an error.
                 if own is not None and before is not None:
                     own.leaves = before
-            if split is not None:
-                processes.run_on_primary(lambda: self._record_if_possible(split, evaluation, has_several(data)))
-        return evaluation
+            if split is None:
+                return evaluation
+            recorded = processes.run_on_primary(lambda: self._record_if_possible(split, evaluation, has_several(data)))
+        return dataclasses.replace(evaluation, is_recorded=recorded)
 
     def _with_model(self, entry: Entry, store: CheckpointStore) -> Runner:
         """Return programs with the model of a checkpoint, replacing the learner's own model if it has one."""
@@ -171,13 +174,17 @@ class Evaluator:
         """Return the programs of the learner's own model, unless an active run uses them."""
         return None if self._training is not None else self.runner
 
-    def _record_if_possible(self, split: str, evaluation: "Evaluation", several: bool) -> None:
-        """Record an evaluation. A run that cannot be written to is no reason to lose the values."""
+    def _record_if_possible(self, split: str, evaluation: "Evaluation", several: bool) -> bool:
+        """Record an evaluation, and return True. If the run cannot be written to, which is no reason to lose the
+        values, warn and return False.
+        """
         try:
             self._record(split, evaluation, several)
         except OSError as error:
             directory = self._definition.options.directory
             warn(f"the evaluation could not be written to {directory}: {error.strerror or error}")
+            return False
+        return True
 
     def _record(self, split: str, evaluation: "Evaluation", several: bool) -> None:
         """Write an evaluation to the log of the run, `evaluations.jsonl` and the summary."""

@@ -755,6 +755,22 @@ def test_evaluate_into_the_run(learner, trained):
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("always:the evaluation")
+def test_evaluate_into_a_run_that_cannot_be_written_to(learner, trained, monkeypatch):
+    """The values are printed, but a script must not take them for recorded."""
+
+    def denied(*arguments):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("learner.training.evaluation.record_evaluation", denied)
+    for word in ("--split=test", "--follow"):
+        code, out, err = learner("evaluate", "run", word, "--valid.batch_size=4")
+        assert (code, "Loss " in out) == (1, True)
+        assert "the evaluation could not be written to " in err
+        assert "Read-only file system" in err
+
+
+@pytest.mark.full
 def test_evaluate_several(learner, trained):
     several = "{dev: {dataset: mymodule.rows, batch_size: 12}, ood: {dataset: mymodule.rows, batch_size: 5}}"
     code, out, _ = learner("evaluate", "run", f"--valid={several}")
