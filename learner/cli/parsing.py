@@ -78,6 +78,13 @@ def check_output(path: Path, what: str, suffixes: Sequence[str] = (), directory:
         raise LearnerError(
             f"the output {path} is {kind_of(mode)}, which would be replaced; it needs {what}", code="cli-output-kind"
         )
+    place = path if stat.S_ISDIR(mode) else path.parent
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise LearnerError(
+            f"the output {path} cannot be written: the directory {place} is not writable",
+            code="cli-output-unwritable",
+            path=path,
+        )
 
 
 class Parser(argparse.ArgumentParser):

@@ -810,11 +810,24 @@ def test_failed_predictions_keep_the_old_file(learner, trained, workplace, monke
 def test_read_only_run_is_evaluated(learner, trained, workplace, monkeypatch):
     np.savez(workplace / "data.npz", x=np.ones((7, 3), np.float32), y=np.ones(7, np.float32))
     values = learner("evaluate", "run")
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode, **rest: not mode & os.W_OK and access(path, mode, **rest))
+    access, run = os.access, str(workplace / "run")
+
+    def read_only(path, mode, **rest):
+        return not (mode & os.W_OK and os.path.realpath(path).startswith(run)) and access(path, mode, **rest)
+
+    monkeypatch.setattr(os, "access", read_only)
     assert learner("evaluate", "run") == values
     assert values[0] == 0
     assert learner("predict", "run", "data.npz", "-o", "out.npz")[0] == 0
+    for words in (["predict", "run", "data.npz", "-o", "run/out.npz"], ["export", "run", "-o", "run/model.mpk"]):
+        with monkeypatch.context() as patch:
+            patch.setattr("learner.training.evaluation.Evaluator.predictions", None)  # refused before it computes
+            patch.setattr("learner.cli.export.load_run", None)
+            code, _, err = learner(*words)
+        assert (code, f"the output {words[-1]} cannot be written: the directory run is not writable" in err) == (
+            2,
+            True,
+        )
     code, _, err = learner("resume", "run", "--num_epochs=9")
     assert (code, "run is not writable" in err) == (2, True)
     (workplace / "run" / "config.yaml").unlink()
