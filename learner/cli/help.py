@@ -73,6 +73,8 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     parser.usage = SUPPRESS
     for action in parser._actions:  # `--NAME+`, which appends to lists, exists only in jsonargparse
         action.option_strings = [name for name in action.option_strings if not name.endswith("+")]
+    for group in parser._action_groups:
+        group.title = (group.title or "").rstrip(":.")  # the first line of a docstring; argparse appends a colon
     return f"{path}, as init_args or as --{key}.NAME=VALUE\n\n{parser.format_help().strip()}"
 
 

@@ -122,6 +122,8 @@ def test_help_of_a_key():
     assert text.startswith("AdamW, as init_args or as --optimizer.NAME=VALUE\n")
     assert "--weight_decay WEIGHT_DECAY" in text
     assert "(type: float, default: 0.0001)" in text
+    assert "\nA cosine decay (`optax.cosine_decay_schedule`; " in (text := key_help("lr", "Cosine", {}))
+    assert "arXiv:1608.03983):\n  --first FIRST" in text
 
 
 def test_help_of_a_class_in_the_config(importable):
