@@ -1,13 +1,9 @@
 """The overview of a run as text: the arrays of its model as a tree, and facts about its steps."""
 
-import sys
-
 from learner.events import Overview
 from learner.renderers.tree import TreeRow, folded
-from learner.util.text import aligned, count, printable, size, truncate
+from learner.util.text import aligned, count, fitted_rows, printable, size, truncate
 
-GAP = 2
-SHORTEST_NAME = 8
 COLUMNS = ("shape", "dtype", "parameters", "bytes", "share", "kind")
 GIVEN_UP = ("dtype", "share", "shape", "kind", "bytes")
 """Columns that narrow terminals omit, the first ones first."""
@@ -27,14 +23,12 @@ def tree_table(overview: Overview, width: int | None = None) -> list[list[str]]:
     cells = [_cells(row, total) for row in rows]
     names = ["  " * row.level + printable(row.name) for row in rows]
     title = printable(overview.model)
-    for left_out in range(len(GIVEN_UP) + 1):
-        kept = [name for name in COLUMNS if name not in GIVEN_UP[:left_out] and any(cell[name] for cell in cells)]
-        texts = [[name if name != "kind" else "" for name in kept], *([cell[name] for name in kept] for cell in cells)]
-        used = sum(GAP + max(map(len, column)) for column in zip(*texts, strict=True))
-        if width is None or width - used >= min(24, max(map(len, [title, *names]))):
-            break
-    room = sys.maxsize if width is None else max(SHORTEST_NAME, width - used)
-    return [[truncate(name, room, ".."), *row] for name, row in zip([title, *names], texts, strict=True)]
+    columns = {
+        name: [name if name != "kind" else "", *(cell[name] for cell in cells)]
+        for name in COLUMNS
+        if any(cell[name] for cell in cells)
+    }
+    return fitted_rows([title, *names], columns, width, GIVEN_UP, lambda name, room: truncate(name, room, ".."))
 
 
 def facts(overview: Overview) -> list[tuple[str, str]]:

@@ -243,7 +243,17 @@ def render_summary(
       directory: the run directory, to which paths are relative.
       texts_shown: the keys of the text metrics that stand above the summary, which counts the others.
     """
-    return Group(grid(table(summary)), WrappedLines(endings(summary, directory, texts_shown)))
+    return Group(_ValueTable(summary), WrappedLines(endings(summary, directory, texts_shown)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _ValueTable:
+    """The values of a summary as a rich renderable, with the columns that fit."""
+
+    summary: Mapping[str, Any]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield grid(table(self.summary, options.max_width))
 
 
 @dataclasses.dataclass(frozen=True)

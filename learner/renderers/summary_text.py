@@ -12,8 +12,9 @@ from learner.runs.population import member_index
 from learner.util.json_values import decode
 from learner.util.metric_order import ordered
 from learner.util.number_checks import is_finite
-from learner.util.text import aligned, count, duration, printable, short
+from learner.util.text import abbreviate, aligned, count, duration, fitted_rows, printable, short
 
+TITLES = ("metric", "best", "epoch", "last")
 TIMES = {
     "compile": "compiling",
     "data": "waiting for data",
@@ -36,9 +37,15 @@ def heading(summary: Mapping[str, Any]) -> str:
     return f"{length}, {end_word(reason)}: {printable(reason)}"
 
 
-def table(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Return a row of four texts for each numeric metric, after a row of titles."""
-    rows = [["metric", "best", "epoch", "last"]]
+def table(summary: Mapping[str, Any], width: int | None = None) -> list[list[str]]:
+    """Return a row of texts for each numeric metric, after a row of titles: name, best value, its epoch, last value.
+
+    Args:
+      summary: the content of `summary.json`.
+      width: the width of the terminal in characters; None for no limit. If it is short, the epoch is omitted, then the
+        best value.
+    """
+    rows = [list(TITLES)]
     numeric = {key: metric for key, metric in summary["metrics"].items() if not _is_text(metric)}
     for key in ordered(numeric):
         metric = numeric[key]
@@ -46,7 +53,8 @@ def table(summary: Mapping[str, Any]) -> list[list[str]]:
         best, last = metric["best"], metric["last"]
         epoch = printable(str(best["epoch"])) if best else "-"
         rows.append([printable(key + unit), _text(best), epoch, _text(last)])
-    return rows
+    names, *columns = zip(*rows, strict=True)
+    return fitted_rows(names, dict(zip(TITLES[1:], columns, strict=True)), width, ("epoch", "best"), abbreviate)
 
 
 def places(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:

@@ -4,10 +4,14 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 LONGEST = 40
+GAP = 2
+"""Characters between the columns of a table."""
+SHORT_NAME, WIDE_NAME = 8, 24
+"""The fewest characters of a row's name, and the most for which columns are omitted."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
 QUANTITY = re.compile(r"(?<=\d) (?=(?:%|[a-zA-Z]{1,2}\b))")
 """The space between a number and a unit, such as `%`, `ms` or `kB`."""
@@ -128,6 +132,42 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of texts as lines of aligned columns: the first left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def fitted_rows(
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[str]],
+    width: int | None,
+    secondary: Sequence[str],
+    shorten: Callable[[str, int], str],
+) -> list[list[str]]:
+    """Return the rows of a table that fits into a width. As many of the `secondary` columns as necessary are omitted,
+    the first ones first, and then names are shortened, but not to less than 8 characters.
+
+    Args:
+      names: the first column.
+      columns: the other columns.
+      width: the width in characters; None for no limit.
+      secondary: the keys of columns.
+      shorten: `(text, length) -> text`.
+
+    >>> columns = {"best": ["best", "0.25"], "epoch": ["epoch", "3"], "last": ["last", "0.5"]}
+    >>> for width in (29, 28, 14):
+    ...     print(fitted_rows(["metric", "valid/Loss"], columns, width, ("epoch", "best"), truncate))
+    [['metric', 'best', 'epoch', 'last'], ['valid/Loss', '0.25', '3', '0.5']]
+    [['metric', 'best', 'last'], ['valid/Loss', '0.25', '0.5']]
+    [['metric', 'last'], ['valid/L.', '0.5']]
+    """
+    if width is not None:
+        sizes = {name: GAP + max(map(len, column)) for name, column in columns.items()}
+        least = min(WIDE_NAME, max(map(len, names)))
+        for name in secondary:
+            if sum(sizes.values()) + least > width:
+                sizes.pop(name, None)
+        room = max(SHORT_NAME, width - sum(sizes.values()))
+        names = [shorten(name, room) for name in names]
+        columns = {name: columns[name] for name in sizes}
+    return list(map(list, zip(names, *columns.values(), strict=True)))
 
 
 def join_names(names: Sequence[str], most: int) -> str:

@@ -73,6 +73,25 @@ def test_summary_on_a_narrow_terminal(summary):
     assert max(map(len, out.getvalue().splitlines())) <= 30
 
 
+def test_summary_on_a_narrow_terminal_omits_columns():
+    from rich.console import Console
+
+    point = {"value": 0.8594, "epoch": 3, "step": 48}
+    metric = {"unit": "", "higher_is_better": True, "best": point, "last": point}
+    summary = {"stopped_by": "num_epochs", "epochs": 3, "steps": 48, "artifacts": [], "checkpoints": []}
+    summary["metrics"] = {"valid/Accuracy": metric}
+    for width, row in (
+        (37, ["valid/Accuracy", "0.8594", "3", "0.8594"]),
+        (36, ["valid/Accuracy", "0.8594", "0.8594"]),
+        (29, ["valid/Accuracy", "0.8594"]),
+        (20, ["valid/…uracy", "0.8594"]),
+    ):
+        out = io.StringIO()
+        Console(file=out, width=width).print(render_summary(summary))
+        titles, line, *_ = out.getvalue().splitlines()
+        assert (len(titles.split()), line.split()) == (len(row), row)
+
+
 def test_importing_renderers_does_not_import_rich():
     program = "import sys, learner.renderers; assert 'learner.renderers.rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
