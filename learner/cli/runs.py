@@ -103,7 +103,7 @@ def diff(words: Sequence[str]) -> int:
 
         replay = replayed(a, b, line.replay, line.trust)
         losses = zip((a, b), zip(*replay.losses, strict=True), strict=False)
-        notes = [note for run, of_run in losses for note in unrepeated(run, replay.start, of_run)]
+        notes = [*dict.fromkeys(note for run, of_run in losses for note in unrepeated(run, replay.start, of_run))]
         content["replay"] = {**dataclasses.asdict(replay), "explanation": replay.explanation, "notes": notes}
         lines, differs = [*lines, *map(printable, [*replay.lines(), *notes])], differs or replay.step is not None
     return _print_difference(content, lines, differs, as_json=line.json)

@@ -48,6 +48,7 @@ class Difference:
       metric: the key of the metric that was compared.
       steps: the number of steps that both runs have.
       parting: the step at which the metric diverges, or None.
+      tolerance: the largest relative difference that counts as equal.
     """
 
     settings: Pairs
@@ -57,12 +58,14 @@ class Difference:
     metric: str
     steps: int
     parting: Parting | None
+    tolerance: float
 
     @property
     def explanation(self) -> str:
         """A sentence that states whether the values diverge, and the likely cause."""
         if self.parting is None:
-            return f"{self.metric} of {count(self.steps, 'step')} is the same"
+            limit = f" within the tolerance {self.tolerance:g}" if self.tolerance else ""
+            return f"{self.metric} of {count(self.steps, 'step')} is the same{limit}"
         causes = [name for name in ("settings", "data", "code") if getattr(self, name)]
         a, b = self.parting.values
         text = f"{self.metric} parts at step {self.parting.step}: {a:.9g} and {b:.9g}"
@@ -156,6 +159,7 @@ def difference(a: RunReader, b: RunReader, metric: str = "train/Loss", tolerance
         metric,
         len(common),
         parting,
+        tolerance,
     )
 
 

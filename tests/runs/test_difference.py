@@ -60,7 +60,9 @@ def test_tolerance_and_unknown_metric(runs):
         difference(runs("a"), runs("b"), tolerance=float(relative[3]) * 1.01).parting
         != difference(runs("a"), runs("b")).parting
     )
-    assert difference(runs("a"), runs("b"), tolerance=2.0).parting is None
+    close = difference(runs("a"), runs("b"), tolerance=2.0)
+    assert close.parting is None
+    assert close.explanation == "train/Loss of 12 steps is the same within the tolerance 2"
     with raises_code("run-metric-unknown", key="train/Los"):
         difference(runs("a"), runs("b"), "train/Los")
 
