@@ -45,19 +45,13 @@ def import_path(path: str, key: str) -> Any:
         )
     value = _module(parts[0], key, path)
     if value is None:
-        place = f"in {os.getcwd()} and among installed packages"
-        raise LearnerError(
-            f"{key} is {path!r}, but there is no module {parts[0]!r} {place}: check the spelling, run the "
-            f"command in the directory that contains {parts[0]}.py, or install the package",
-            code="config-module-missing",
-            key=key,
-            path=path,
-            place=place,
-        )
+        raise _missing(parts[0], key, path)
     for depth, part in enumerate(parts[1:], 1):
         found = getattr(value, part, None)
         if found is None and isinstance(value, ModuleType):
             found = _module(".".join(parts[: depth + 1]), key, path)
+        if found is None and depth == 1 and (directory := _directory_without_modules(value)) is not None:
+            raise _missing(parts[0], key, path, f" (the directory {directory} contains none)")
         if found is None:
             raise LearnerError(
                 f"{key} is {path!r}, but {'.'.join(parts[:depth])} has no {part!r}: {near_path(part, _names(value))}"
@@ -68,6 +62,26 @@ def import_path(path: str, key: str) -> Any:
             )
         value = found
     return value
+
+
+def _missing(name: str, key: str, path: str, hint: str = "") -> LearnerError:
+    place = f"in {os.getcwd()} and among installed packages"
+    return LearnerError(
+        f"{key} is {path!r}, but there is no module {name!r} {place}{hint}: check the spelling, run the "
+        f"command in the directory that contains {name}.py, or install the package",
+        code="config-module-missing",
+        key=key,
+        path=path,
+        place=place,
+    )
+
+
+def _directory_without_modules(module: ModuleType) -> str | None:
+    """Return the directory that Python imported as a package, as it does with any directory, such as that of a run with
+    the module's name, if nothing in it can be imported.
+    """
+    is_plain = getattr(module, "__file__", None) is None and hasattr(module, "__path__")
+    return next(iter(module.__path__)) if is_plain and not _names(module) else None
 
 
 def _module(name: str, key: str, path: str) -> ModuleType | None:

@@ -29,6 +29,7 @@ def test_function_takes_precedence_over_a_module_of_its_name(importable):
         ("a b.c", "config-path-malformed", ["'a b.c'"]),
         ("nosuchmodule.linear", "config-module-missing", ["'nosuchmodule'"]),
         ("mymodule.liner", "config-name-missing", ["'liner'", "'linear'"]),
+        ("time.Net", "config-name-missing", ["time has no 'Net'"]),
         ("mymodule.linear.part", "config-name-missing", ["mymodule.linear", "'part'"]),
         ("box.thingy.Thing", "config-name-missing", ["'thingy'", "'things'"]),
     ],
@@ -38,6 +39,18 @@ def test_missing_names_have_suggestions(importable, path, code, shown):
     (importable / "box" / "things.py").write_text("")
     with raises_code(code, *shown):
         import_path(path, "model")
+
+
+def test_directory_without_modules_is_no_module(importable):
+    """Python imports the directory of a run as a package, where a command runs beside it."""
+    (importable / "moons" / "checkpoint").mkdir(parents=True)
+    hint = f"(the directory {importable / 'moons'} contains none)"
+    with raises_code("config-module-missing", "'moons'", hint):
+        import_path("moons.Net", "model")
+    (importable / "moons" / "nets.py").write_text("def Net(): return 1\n")
+    with raises_code("config-name-missing", "'nets'"):
+        import_path("moons.Net", "model")
+    assert import_path("moons.nets.Net", "model")() == 1
 
 
 def test_imported_modules_are_no_suggestions(importable):
