@@ -186,7 +186,11 @@ def test_report(two, learner):
         (["export", "runs/a", "--format=csv", "--precision=half"], "there is no option --precision of --format"),
         (["export", "runs", "--format=csv"], "runs has no journal.jsonl: it is not the directory of a run"),
         (["export", "runs/a", "--format=csv", "-o", "-"], "nothing is written to standard output: -o needs the name"),
-        (["export", "runs/a", "--format=csv", "-o", "no/m.csv"], "it needs the name of a file in a directory"),
+        (["export", "runs/a", "--format=csv", "-o", "no/m.csv"], "it needs the name of a .csv file in a directory"),
+        (
+            ["export", "runs/a", "--format=csv", "-o", "m.jsonl"],
+            "the output is m.jsonl; it needs the name of a .csv file",
+        ),
         (["report", "runs", "-o", "r.pdf"], "it needs the name of an .html file in a directory that exists"),
     ],
 )
