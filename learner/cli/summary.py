@@ -69,7 +69,7 @@ def summary(words: Sequence[str]) -> int:
     ended = _ended(directory)
     if ended is not None:
         try:
-            print_summary({**ended, "seconds": _time_parts(directory)}, directory=directory)
+            print_summary({**ended, "seconds": _recorded_time(directory)}, directory=directory)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise LearnerError(
                 f"{directory / 'summary.json'} is damaged: {error!r}. Without it, the values come from the journal",
@@ -80,7 +80,7 @@ def summary(words: Sequence[str]) -> int:
     is_over = run.status.word in ("ended", "stopped")
     text = "there is no summary.json, so the values come from the journal" if is_over else "this run has not ended"
     print(f"{printable(str(directory))}: {text} ({printable(str(run.status))})")
-    content = {"metrics": _metrics(run), "seconds": run.time_parts, "checkpoints": _saved(run)}
+    content = {"metrics": _metrics(run), "seconds": _time_parts(run), "checkpoints": _saved(run)}
     write_lines(summary_lines(content) if run.history else ["no epoch has ended yet", *endings(content)])
     is_resumable = (directory / "config.yaml").exists() and member_index(directory) is None
     if run.status.word in ("died", "failed") and is_resumable:
@@ -172,11 +172,17 @@ def _marked(entry: Any, directory: Path) -> Any:
     return entry
 
 
-def _time_parts(directory: Path) -> dict[str, float]:
+def _recorded_time(directory: Path) -> dict[str, float]:
     """Return the time of a run by part from its journal, if that can be read. `summary.json` contains no times."""
     with contextlib.suppress(LearnerError):
-        return RunReader(directory).time_parts
+        return _time_parts(RunReader(directory))
     return {}
+
+
+def _time_parts(run: RunReader) -> dict[str, float]:
+    """Return the time of a run by part. Starts that recorded no parts, such as one that was killed, are `unknown`."""
+    parts, total = run.time_parts, run.seconds
+    return {**parts, "total": total, "unknown": total - parts.get("total", 0.0)} if parts else {}
 
 
 def _is_config(word: str) -> bool:

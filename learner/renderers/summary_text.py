@@ -22,6 +22,7 @@ TIMES = {
     "valid": "validation",
     "save": "saving",
     "other": "the rest",
+    "unknown": "not broken down",
 }
 """The parts of a run's time, and their names in the text."""
 NEWEST = 8

@@ -104,6 +104,22 @@ def test_checkpoints_of_a_killed_run(learner, trained):
     assert all(entry["path"] in line for entry in expected)
 
 
+def test_time_of_a_start_that_was_killed(learner, workplace):
+    """It recorded no parts, but counts, as in `learner compare`."""
+    times = {"total": 31.0, "compile": 6.2, "train": 24.8}
+    lines = [
+        {"event": "start", "time": 1000.0, "epoch": 1, "step": 0},
+        {"event": "stop", "time": 1031.0, "epoch": 1, "step": 5, "stopped_by": "ctrl-c", "seconds": times},
+        {"event": "start", "time": 2000.0, "epoch": 1, "step": 5},
+        {"event": "epoch", "time": 2031.0, "epoch": 1, "step": 10, "values": {"train/Loss": 0.5}},
+    ]
+    Path("killed").mkdir()
+    Path("killed/journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    time = "time: 1 min 02 s: compiling 6.2 s (10 %), training 24.8 s (40 %), not broken down 31.0 s (50 %)"
+    assert time in learner("summary", "killed")[1].splitlines()
+    assert "1 min 02 s" in learner("compare", "killed")[1]
+
+
 def test_checkpoints_before_the_first_epoch_has_ended(learner, trained):
     Path("run/summary.json").unlink()
     lines = Path("run/journal.jsonl").read_text().splitlines(keepends=True)
