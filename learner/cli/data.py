@@ -57,10 +57,9 @@ def data(words: Sequence[str]) -> int:
 def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the data of a config by split. For the rest of the config, only the names of the keys are read."""
     others = {*PARTS, *methods(LearnerBuilder)} - {"train", "valid", "seed"}
-    config = RunConfig({key: value for key, value in content.items() if key not in others}, needed=())
+    needed = () if "valid" in content else ("train",)
+    config = RunConfig({key: value for key, value in content.items() if key not in others}, needed=needed)
     config.check()
-    if not {"train", "valid"} & content.keys():
-        raise LearnerError("the config has no data: it needs train or valid", code="config-data-missing")
     for key, part in config.sources.items():
         splits = {f"{key}-{name}": each for name, each in part.items()} if isinstance(part, dict) else {key: part}
         for name, each in splits.items():

@@ -100,7 +100,12 @@ def test_batch_size_of_all_splits(learner, config):
 
 def test_invalid_data_is_refused(learner, config):
     cases = [
-        ({}, [], "the config has no data: it needs train or valid"),
+        ({}, [], "train is missing: give it in the config"),
+        (
+            {"x": 1},
+            [],
+            "2 problems:\n  1. there is no option 'x': learner fit --help=keys lists all keys\n  2. train is miss",
+        ),
         ({"tarin": ROWS}, [], "there is no option 'tarin': did you mean 'train'"),
         ({"train": {"dataset": "cvs"}}, [], "train.dataset: there is no 'cvs': did you mean 'csv'"),
         ({"train": {"dataset": ROWS, "batchsize": 3}}, [], "train has no 'batchsize': did you mean 'batch_size'"),
