@@ -7,6 +7,7 @@ then lose its progress.
 """
 
 import contextlib
+import gc
 import mmap
 import os
 import signal
@@ -126,7 +127,16 @@ class _Remembered:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        self.handler(number, frame)
+        if not _is_in_collection(frame):
+            self.handler(number, frame)
+
+
+def _is_in_collection(frame: FrameType | None) -> bool:
+    """Return True in a callback of the garbage collector, whose exceptions Python prints and drops."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None and frame.f_code not in callbacks:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextlib.contextmanager
@@ -135,8 +145,8 @@ def dropped_signals() -> Iterator[Callable[[], None]]:
     block.
 
     Python prints and drops an exception raised in a callback of the garbage collector, and JAX has such a callback,
-    which runs often while a step is traced. The import of an extension module also drops it, or turns it into an
-    `ImportError`. Without this function, such a Ctrl-C would be lost, and the run would start.
+    which runs often while a step is traced: there, a signal raises none. The import of an extension module also drops
+    it, or turns it into an `ImportError`. Without this function, such a Ctrl-C would be lost, and the run would start.
     """
     current = _ending_handlers()
     handlers = {

@@ -87,7 +87,6 @@ def interrupted_collection():
         gc.callbacks.remove(callback)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_that_python_drops_is_raised_later():
     signal.signal(INT, signal.default_int_handler)
     with dropped_signals() as raise_dropped:
@@ -97,7 +96,6 @@ def test_an_interrupt_that_python_drops_is_raised_later():
     assert signal.getsignal(INT) is signal.default_int_handler
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_earlier_dropped_interrupt_is_raised_by_an_inner_block():
     signal.signal(INT, signal.default_int_handler)
     with dropped_signals():
@@ -156,7 +154,6 @@ def test_an_interrupt_that_became_an_error_is_raised():
         fail_to_import()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_that_python_drops_while_a_step_is_traced_ends_fit(tmp_path):
     signal.signal(INT, signal.default_int_handler)
 
