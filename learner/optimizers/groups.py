@@ -260,7 +260,7 @@ def scheduled(optimizer: Callable[[Any], Any], schedule: Callable[[Any], Any]) -
     def update(updates: Any, state: ScheduledState, params: Any = None, **extra: Any) -> tuple[Any, ScheduledState]:
         count = extra.get("step", state.count)
         rate = rate_at(count)
-        inner = with_injected_rate(optimizer, rate, state.inner, params)
+        inner = with_injected_rate(optimizer, rate, state.inner, updates if params is None else params)
         updates, inner = accepting(optimizer(rate)).update(updates, inner, params, **extra)
         return updates, ScheduledState(optax.safe_increment(count), inner)
 

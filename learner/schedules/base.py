@@ -87,11 +87,13 @@ class RunLength:
 
     def after(self, begin: int, left: int | None) -> "RunLength":
         """Return the run as a part of a `Sequence` sees it, whose steps and epochs begin at step `begin`."""
-        if not self.changes:
-            return dataclasses.replace(self, left=left)
-        passed = self._epochs_at(begin)
-        changes = tuple((epochs - passed, steps - begin) for epochs, steps in self.changes if steps > begin)
-        return dataclasses.replace(self, left=left, changes=changes)
+        passed, end = self._epochs_at(begin), math.inf if left is None else begin + left
+        changes = tuple((epochs - passed, steps - begin) for epochs, steps in self.changes if begin < steps < end)
+        epoch = self.epoch
+        for (low, below), (high, above) in pairwise([(0, 0), *self.changes]):
+            if below < end <= above:  # a part that has ended has epochs of its own time
+                epoch = max(1, _rounded((above - below) / (high - low)))
+        return dataclasses.replace(self, epoch=epoch, left=left, changes=changes)
 
     @property
     def ahead(self) -> int:

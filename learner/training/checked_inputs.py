@@ -9,7 +9,7 @@ from typing import Any
 from learner.distributed.connection import unconnected_launcher
 from learner.errors import LearnerError, Problem, one_error
 from learner.optimizers.base import OptimizerFactory
-from learner.schedules.base import needs_run_length
+from learner.schedules.base import Resolved, needs_run_length
 from learner.steps.eval_params import has_eval_params
 from learner.steps.optimizer import (
     accumulates_by_itself,
@@ -90,7 +90,8 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
         )
     schedule = definition.optimizer.schedule
     # One that follows the length of the run ends with it, whatever a step is.
-    if accumulates_by_itself(shapes.opt_state) and not needs_run_length(schedule) and varies(schedule):
+    follows = needs_run_length(schedule.schedule if isinstance(schedule, Resolved) else schedule)
+    if accumulates_by_itself(shapes.opt_state) and not follows and varies(schedule):
         inputs.warnings.append(
             "the optimizer is an optax.MultiSteps, whose updates take several steps, and the schedule counts the "
             "steps: it ends that many times earlier than in optax. Use grads_accumulation(k), which makes one step of "
@@ -136,7 +137,11 @@ def ignored_rate(definition: TrainingDefinition, inputs: Inputs) -> tuple[str, s
         return ("update=", "pass its third argument to the optimizer") if unused else None
     if step.optimizer is None or not ignores_rate(step.optimizer, shapes.params):
         return None
-    remedy = "pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr)"
+    remedy = (
+        "let one of its parts use it, such as a group with a factor"
+        if isinstance(step.optimizer, OptimizerFactory)
+        else "pass a function that uses it, such as optax.adam or lambda lr: optax.adam(lr)"
+    )
     return f"the optimizer ({name_of(step.optimizer)})", remedy
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from learner.errors import NonFiniteError
+from learner.errors import LearnerError, NonFiniteError
 from learner.runs.layout import NONFINITE
 from learner.steps.finite import advice, nonfinite_text
 from learner.training.checkpoints.saving import CheckpointSaver
@@ -25,6 +25,7 @@ from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimer
 from learner.training.stopping import StopController
 from learner.training.validation import Validator
+from learner.util.number_checks import is_finite
 from learner.util.ownership import ThreadOwned
 
 __all__ = ["EpochInfo", "Position", "Run"]
@@ -226,7 +227,16 @@ class Run(ThreadOwned):
     def scale_lr(self, factor: float) -> None:
         """Set the learning rate of the next steps to `factor` times the builder's. Checkpoints contain the factor: a
         resumed run scales its builder's learning rate by it.
+
+        Raises:
+          LearnerError: the factor is negative or not finite, or a `ReduceOnPlateau` sets the rate.
         """
+        if not (is_finite(factor) and factor >= 0):
+            raise LearnerError(f"scale_lr got {factor!r}; it needs a number, 0 or more", code="run-lr-scale")
+        if self.validator.sets_lr:
+            raise LearnerError(
+                "scale_lr and ReduceOnPlateau both set the learning rate: use one of them", code="run-lr-scale-plateau"
+            )
         self.runner.scale_lr(factor)
         self.position.lr_factor = float(factor)
 

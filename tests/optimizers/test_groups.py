@@ -66,6 +66,10 @@ def test_rates_that_optax_injects_follow_the_schedule_of_a_group():
         moved = updates(grouped, steps=steps)
         assert moved["conv1.bias"] == pytest.approx(-0.02 * (steps - 1))
         assert (moved["conv1.kernel"], moved["head.kernel"]) == (-1.0, -0.5)
+    with jax.numpy_dtype_promotion("standard"):
+        transform = grouped(jnp.float32(0.5))
+        changed, _ = transform.update(PARAMS, transform.init(PARAMS))  # without the parameters, as optax allows
+    assert changed["head"]["kernel"].tolist() == [-0.5, -0.5]
 
 
 def test_parameters_in_no_group_are_the_rest():

@@ -143,6 +143,20 @@ def test_factor_of_a_loop_is_that_of_a_resumed_run(tmp_path, stop):
     np.testing.assert_allclose(result.model["b"], b, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("factor", "lr", "code"),
+    [(-0.5, 0.05, "run-lr-scale"), (0.5, ReduceOnPlateau(0.05, "valid/Loss"), "run-lr-scale-plateau")],
+)
+def test_factor_of_a_loop_that_no_run_can_have_is_refused(tmp_path, factor, lr, code):
+    class Scaling(Learner):
+        def loop(self, run):
+            run.scale_lr(factor)
+
+    learner = build_line(quiet(tmp_path).learner_class(Scaling), lr)
+    with raises_code(code):
+        learner.fit(batches(), batches())
+
+
 def test_a_hook_sees_the_changes_of_the_previous_hook(tmp_path):
     seen = []
     builder = quiet(tmp_path).every(6, clip).every(6, lambda info, model: seen.append(float(abs(model["w"]).max())))

@@ -46,14 +46,18 @@ def resolve_length(definition: TrainingDefinition, inputs: Inputs, restored: Res
         return
     batches, p = inputs.source("train").batches, restored.position
     epoch, saved = run_length(definition.options, batches).epoch, saved_fingerprint(restored.progress)
-    if epoch is None:
+    if epoch is None or batches is None:
         return
     facts, changes = saved["data"].get("train"), epoch_changes(restored.progress)
     before = facts.get("batches") if isinstance(facts, dict) else None
-    accumulated = saved["settings"].get(MICRO_BATCHES)
+    accumulated, accumulate = saved["settings"].get(MICRO_BATCHES), definition.options.accumulate
     # Only for a change: a run that resumes unchanged must have the schedule that it would have had.
-    if before != batches or accumulated not in (None, definition.options.accumulate):
-        changes = _with_change(changes, p)
+    if before != batches or accumulated not in (None, accumulate):
+        inside = bool(p.batch) and not p.has_closed_training
+        left = -(-max(0, batches - p.batch) // accumulate) if inside else 0
+        # Counted to the next end of an epoch: only later ones have the new number of steps.
+        change = (p.epoch if inside or p.has_closed_training else p.epoch - 1, p.step + left)
+        changes = (*(x for x in changes if x[0] < change[0]), *([change] if change[0] else []))
     if any(steps != epochs * epoch for epochs, steps in changes):
         definition.options = dataclasses.replace(definition.options, epoch_changes=changes)
         if problems := definition.resolve(batches):
@@ -65,15 +69,11 @@ def epoch_changes(progress: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     changes = tuple((epochs, steps) for epochs, steps in progress.get("epoch_changes", ()))
     if changes or not progress.get("steps_ahead"):
         return changes
-    # An earlier version has saved only their sum: as if all epochs until now had the same length.
-    return _with_change((), Position.from_json(progress["position"]))
-
-
-def _with_change(changes: tuple[tuple[int, int], ...], p: Position) -> tuple[tuple[int, int], ...]:
-    """Return the changes and, unless it is there, one at the last end of an epoch before a position."""
-    ended, inside = (p.epoch, 0) if p.has_closed_training else (p.epoch - 1, p.in_epoch)
-    change = (ended, p.step - inside)
-    return changes if not ended or change in changes else (*changes, change)
+    # An earlier version has saved only their sum, and has counted as if the first epoch alone had another length.
+    p, ahead = Position.from_json(progress["position"]), progress["steps_ahead"]
+    epochs, steps = (p.epoch, p.step) if p.has_closed_training else (p.epoch - 1, p.step - p.in_epoch)
+    first = ahead + (steps - ahead) // max(1, epochs)
+    return ((1, first),) if first > 0 else ((epochs, steps),) if epochs else ()
 
 
 # -- the checkpoint ----------------------------------------------------------------------------------------------------

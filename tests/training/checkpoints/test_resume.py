@@ -10,7 +10,7 @@ import pytest
 
 from learner.metrics import LearningRate
 from learner.runs import RunReader
-from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
+from learner.schedules import Cosine, Exponential, Linear, MultiStep, Sequence, Step, WarmupCosine
 from learner.training.checkpoints.resume import data_of, differences, unused_states
 from tests.support.codes import raises_code
 from tests.support.runs import arrays, batches, build_line, model_bits, progress_of, quiet, tamper
@@ -73,6 +73,43 @@ def test_epochs_that_change_twice_count_as_they_were(tmp_path):
     expected = [1.0] * 7 + [RATE * 0.5**n for n in (0, 0, 1, 1, 1, 2, 2, 2, 3)]
     actual = RunReader(tmp_path / "run").steps("train/Learning Rate").mean
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_parts_that_have_ended_fit_into_their_own_epochs(tmp_path):
+    """A warm-up of one epoch of 6 steps leaves room for the decay, though later epochs have 2 or 12."""
+    warmed_up = WarmupCosine(0.1, warmup=1, unit="epochs")
+    for milestones, unit, size in (([2], "epochs", 12), ([2], "epochs", 2), ([12], "steps", 12)):
+        schedule, directory = Sequence([warmed_up, RATE], milestones, unit=unit), tmp_path / f"{unit}-{size}"
+        fit(directory, schedule, 2, 4)
+        fit(directory, schedule, 3, size)
+        np.testing.assert_allclose(rates(directory), RATE)
+
+
+def test_accumulation_that_changes_inside_an_epoch(tmp_path):
+    """Epoch 2 has two steps of 1 batch, and two of 3 and 1 batches; later ones have two steps."""
+    schedule = Step(RATE, 0.5, every=1, unit="epochs")
+    fit(tmp_path / "run", schedule, 4, 4, stop=8)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(4).with_batch_size(4).metrics(LearningRate())
+    result = build_line(builder.grads_accumulation(3).resume(allow="data"), schedule).fit(arrays(24))
+    assert result.summary["steps"] == 14
+    actual = RunReader(tmp_path / "run").steps("train/Learning Rate").mean[6:]
+    np.testing.assert_allclose(actual, RATE * 0.5 ** np.array([1, 1, 1, 1, 2, 2, 3, 3]), rtol=1e-6)
+
+
+def test_checkpoint_of_an_earlier_version_resumes_as_it_was(tmp_path):
+    """A milestone behind the first epoch, the only one of another length, stays at its step."""
+    decay = Exponential(RATE, 0.5, every=4)
+    schedule = Sequence([Linear(0.0, RATE, over=1, unit="epochs"), decay], [1], unit="epochs")
+    for name in ("new", "old"):
+        fit(tmp_path / name, schedule, 1, 4)
+        fit(tmp_path / name, schedule, 3, 12)
+    progress = progress_of(tmp_path / "old", 10)
+    assert progress.pop("epoch_changes") == [[1, 6]]
+    tamper(tmp_path / "old", 10, {**progress, "steps_ahead": 4})
+    for name in ("new", "old"):
+        fit(tmp_path / name, schedule, 5, 12)
+        actual = RunReader(tmp_path / name).steps("train/Learning Rate").mean[6:]
+        np.testing.assert_allclose(actual, RATE * 0.5 ** (np.arange(8) / 4), rtol=1e-6)
 
 
 def test_checkpoint_of_an_earlier_version_has_only_the_sum_of_changes(tmp_path):
