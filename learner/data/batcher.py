@@ -19,7 +19,8 @@ class Batcher(Protocol):
 
     It is called from other threads, and in other processes if the loader has workers. A batcher whose batches have
     another number of rows, because it puts several items into a row or drops some, needs the attribute
-    `any_rows = True`.
+    `any_rows = True`. In several processes it gets the items of one process's share of a batch; if the shapes of its
+    batches depend on the items, as those of `pad` below, it needs the attribute `needs_all_rows = True`, and gets all.
 
     >>> def pad(items):
     ...     longest = max(len(item) for item in items)
@@ -30,6 +31,11 @@ class Batcher(Protocol):
 
     def __call__(self, items: list[Any], /) -> Any:
         """Return the batch of these items."""
+
+
+def declares(batcher: Batcher, name: str) -> bool:
+    """Return True if a batcher, or the function of a `functools.partial`, has an attribute that is true."""
+    return any(getattr(function, name, False) for function in (batcher, getattr(batcher, "func", None)))
 
 
 class ItemError(LearnerError):

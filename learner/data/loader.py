@@ -15,7 +15,7 @@ import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
 from learner.data.batch_arrays import digest_of
-from learner.data.batcher import Batcher, stack
+from learner.data.batcher import Batcher, declares, stack
 from learner.data.data_fingerprint import checksum_text, describe_dataset, fields_of, name_of, sampled
 from learner.data.dataset import as_dataset
 from learner.data.mixture import Mixture, MixturePool
@@ -212,6 +212,11 @@ class DataLoader:
         """Return the size of `arrays`, or of an epoch of them if that is larger; None unless it is `in_memory`."""
         return None if self._gather is None else self._gather.nbytes
 
+    @property
+    def needs_all_rows(self) -> bool:
+        """Return True if the batcher needs all rows of a batch also for a share of it: see `Batcher`."""
+        return declares(self._batcher, "needs_all_rows")
+
     def num_items(self) -> int:
         """Return the number of rows in an epoch, without rows that `drop_last` drops."""
         return self._plan.num_items
@@ -226,8 +231,7 @@ class DataLoader:
     def epoch(self, epoch: int, start: int = 0, share: ProcessShard | None = None) -> "BatchIterator":
         """Return the batches of an epoch (from 1) from batch number `start` (from 0) on. Skipped batches are not read.
 
-        With a `share`, only the share's rows of each batch are read. A batcher then gets only these items, so padding
-        must be to the same length in all processes.
+        With a `share`, the batches are cut to its rows, and only these are read, unless the loader `needs_all_rows`.
 
         Raises:
           LearnerError: `epoch` is below 1, or `start` is outside 0 to `len(loader)`.
@@ -296,6 +300,9 @@ class DataLoader:
 class BatchIterator:
     """The batches of one epoch, with a position that can be read and set.
 
+    Attributes:
+      part: True if the batch returned last is only the share of a batch.
+
     >>> loader = DataLoaderBuilder().batch_size(2).build({"x": np.arange(6)})
     >>> batches = iter(loader)
     >>> next(batches)["x"].tolist(), batches.get_state()
@@ -311,6 +318,7 @@ class BatchIterator:
         self._loader = loader
         self._reader = reader
         self._share = share
+        self.part = False
         self._open(epoch, start)
 
     def __iter__(self) -> "BatchIterator":
@@ -319,17 +327,16 @@ class BatchIterator:
     def __next__(self) -> Any:
         batch = next(self._batches)
         self._batch += 1
+        if self._share is not None and self._loader.needs_all_rows:
+            batch, self.part = self._share.cut(batch)
+        elif self._share is not None:
+            rows = self._loader._plan.rows_of(self._batch - 1)
+            self.part = self._share.divides(rows.stop - rows.start)
         return batch
 
     def get_state(self) -> dict[str, int]:
         """Return the position: `{"epoch": from 1, "batch": the number of batches returned so far}`."""
         return {"epoch": self._epoch, "batch": self._batch}
-
-    @property
-    def part(self) -> bool:
-        """Return True if the batch returned last is only the share of a batch."""
-        rows = self._loader._plan.rows_of(self._batch - 1)
-        return self._share is not None and self._share.divides(rows.stop - rows.start)
 
     def set_state(self, state: Mapping[str, int]) -> None:
         """Go to a position from `get_state`, also of an equally built loader. The loader counts its epochs from there.
@@ -360,4 +367,5 @@ class BatchIterator:
                 start=start,
             )
         self._epoch, self._batch = epoch, start
-        self._batches = self._reader.read(epoch, start, self._share)
+        share = None if self._loader.needs_all_rows else self._share
+        self._batches = self._reader.read(epoch, start, share)

@@ -21,8 +21,9 @@ class Pack:
 
     Args:
       length: the length of a row, in tokens.
-      rows: rows of a batch, so that all batches have one shape; unused rows are padding. Default: as many as needed.
-        (Runs of several processes must set it.)
+      rows: rows of a batch, so that all batches have one shape; unused rows are padding. In several processes, each
+        packs its share of the items into as many rows. Default: as many as needed, for which each process reads and
+        packs all items of a batch.
       value: the padding value, or a mapping with one for each field.
       fields: the names of the fields to pack, equally long within an item; default: all. Other fields are dropped.
 
@@ -54,6 +55,7 @@ class Pack:
         self._rows = None if rows is None else check_int("the rows of Pack", rows, least=1)
         self._fields = None if fields is None else names_of("Pack", fields)
         self._value = value
+        self.needs_all_rows = rows is None
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of these items."""

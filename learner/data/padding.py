@@ -15,7 +15,8 @@ class Pad:
     """A batcher that pads arrays along their first axis to one length.
 
     Each new length is a new shape, which is compiled once: a `length`, a `multiple` or a few `buckets` keep the number
-    of shapes small. Without any of the three, items are padded to the longest one of the batch.
+    of shapes small. Without any of the three, items are padded to the longest one of the batch. In several processes,
+    each reads all rows of a batch to find that one, unless there is a `length`.
 
     Args:
       length: the length.
@@ -58,6 +59,7 @@ class Pad:
         self._fields = None if fields is None else names_of("Pad", fields)
         self._value = value
         self._mask = mask
+        self.needs_all_rows = length is None
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of these items."""

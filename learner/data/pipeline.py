@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from learner.data.batch_arrays import as_dicts, field_name
-from learner.data.batcher import Batcher, ItemError
+from learner.data.batcher import Batcher, ItemError, declares
 from learner.data.dataset import is_epoch_dependent, read_item
 from learner.data.plan import Plan
 from learner.data.sharding import ProcessShard
@@ -235,7 +235,7 @@ def _check(batch: Any) -> None:
 
 def _check_rows(batch: Any, batcher: Any, rows: int) -> None:
     """Raise `LearnerError` if a batcher drops rows: they would be missing from means and predictions unnoticed."""
-    if any(getattr(function, "any_rows", False) for function in (batcher, getattr(batcher, "func", None))):
+    if declares(batcher, "any_rows"):
         return
     if any(leaf.shape and leaf.shape[0] != rows for leaf in jax.tree.leaves(batch)):
         leaves = jax.tree_util.tree_leaves_with_path(batch)

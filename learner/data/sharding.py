@@ -1,7 +1,8 @@
 """The part of every batch that this process reads, if several processes train together.
 
-Our loaders read only their share. Every process reads all other data and keeps its rows of each batch
-(`ShardedBatches`), unless the data is marked as being this process's part (`PerProcess`).
+Our loaders read only their share, unless the shapes of their batches depend on all rows. Every process reads all other
+data and keeps its rows of each batch (`ShardedBatches`), unless the data is marked as being this process's part
+(`PerProcess`).
 """
 
 import dataclasses
@@ -67,16 +68,24 @@ class ProcessShard:
         part = rows // self.count
         return slice(self.index * part, (self.index + 1) * part)
 
+    def cut(self, batch: Any) -> tuple[Any, bool]:
+        """Return the rows of a whole batch that the process needs, and True if the batch is split."""
+        rows = rows_of(batch)
+        if rows is None or not self.divides(rows):  # without common rows, placing it reports the error
+            return batch, False
+        return jax.tree.map(lambda x: x[self.of(rows)], batch), True
+
 
 @dataclasses.dataclass(frozen=True)
 class PerProcess:
     """Marks data that yields only this process's part of every batch, such as the process's own files.
 
     All processes must yield the same number of batches in an epoch, each with equally many rows in all of them, which
-    together divide evenly over the devices; otherwise all end with an error, before the end of the epoch. Other axes,
-    such as that of padded sequences, may differ. With a single process it has no effect, and if rows are not sharded
-    over processes, as with tensor parallelism over all of them, all must yield the same rows. Our loaders and a Grain
-    `DataLoader` with `shard_options` need no mark, as they read only their share.
+    together divide evenly over the devices; otherwise all end with an error, before the end of the epoch. The same
+    holds for all other axes: sequences are padded to one length in all processes, as by `Pad(length=n)`. With a single
+    process it has no effect, and if rows are not sharded over processes, as with tensor parallelism over all of them,
+    all must yield the same rows. Our loaders and a Grain `DataLoader` with `shard_options` need no mark, as they read
+    only their share.
 
     Attributes:
       data: any data. A loader's batch size here is per process; `with_batch_size` is still global.
@@ -194,16 +203,14 @@ class ShardedBatches(Batches):
         batch = super()._read()
         if self._digests:
             self.first_digest = digest_of(batch)
+        if not self._own:
+            batch, self._is_part = self._share.cut(batch)
+            return batch
         rows = rows_of(batch)
-        if rows is None:  # placing it reports the error
-            self._is_part = False
-            return batch
-        if self._own:
-            self._is_part = True
+        self._is_part = rows is not None
+        if rows is not None:
             self._refuse_uneven(rows)
-            return batch
-        self._is_part = self._share.divides(rows)
-        return jax.tree.map(lambda x: x[self._share.of(rows)], batch) if self._is_part else batch
+        return batch
 
     def _refuse_uneven(self, rows: int) -> None:
         share = self._share

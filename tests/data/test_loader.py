@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import learner
-from learner.data import ArrayDataset, DataLoader, DataLoaderBuilder, Dataset, Pack, stack, view
+from learner.data import ArrayDataset, DataLoader, DataLoaderBuilder, Dataset, Pack, Pad, stack, view
 from learner.data.sharding import ProcessShard
 from learner.errors import LearnerError
 from tests.support.codes import raises_code
@@ -420,6 +420,63 @@ def test_processes_read_their_rows_and_whole_uneven_batches():
     for loader, share in zip(loaders, shares(2, 2), strict=True):
         list(loader.epoch(1, share=share))
     assert [dataset.read for dataset in data] == [[0, 1, 4, 5, 8, 9, 10], [2, 3, 6, 7, 8, 9, 10]]
+
+
+class Sequences(Dataset):
+    """Sequences of these lengths: item 2 with a length of 3 is [2, 2, 2]."""
+
+    def __init__(self, lengths):
+        self.lengths, self.read = lengths, []
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, row):
+        self.read.append(row)
+        return {"x": np.full(self.lengths[row], row)}
+
+
+def padded(items):
+    return Pad()(items)
+
+
+padded.needs_all_rows = True
+LENGTHS = [1, 2, 4, 3, 2, 1]
+PADDED = [
+    [[[0, 0, 0, 0], [1, 1, 0, 0]], [[2, 2, 2, 2], [3, 3, 3, 0]]],
+    [[[4, 4]], [[5, 0]]],
+]
+
+
+@pytest.mark.parametrize("batcher", [Pad(), Pad(multiple=2), Pad(buckets=[2, 4]), padded, functools.partial(padded)])
+@pytest.mark.parametrize("start", [0, 1])
+def test_processes_share_batches_that_are_padded_to_their_longest_row(batcher, start):
+    loader = DataLoaderBuilder(batcher).batch_size(4).build(Sequences(LENGTHS))
+    for index, share in enumerate(shares(2, 1)):
+        batches = loader.epoch(1, start, share)
+        assert [(batch["x"].tolist(), batches.part) for batch in batches] == [
+            (halves[index], True) for halves in PADDED[start:]
+        ]
+
+
+def test_processes_share_the_rows_of_a_packed_batch_or_have_all_of_them():
+    loader = DataLoaderBuilder(Pack(length=4)).batch_size(4).build(Sequences(LENGTHS))
+    first, second = (loader.epoch(1, share=share) for share in shares(2, 1))
+    assert next(first)["x"].tolist() == next(second)["x"].tolist() == [[0, 1, 1, 0], [2, 2, 2, 2], [3, 3, 3, 0]]
+    assert first.part is second.part is False  # 3 rows
+    assert next(first)["x"].tolist() == next(second)["x"].tolist() == [[4, 4, 5, 0]]
+    loader = DataLoaderBuilder(Pack(length=3)).batch_size(2).build(Sequences([2, 3]))
+    batches = [loader.epoch(1, share=share) for share in shares(2, 1)]
+    assert [next(each)["x"].tolist() for each in batches] == [[[0, 0, 0]], [[1, 1, 1]]]
+    assert all(each.part for each in batches)
+
+
+@pytest.mark.parametrize("batcher", [Pad(length=4), Pack(length=4, rows=2)])
+def test_processes_read_only_their_rows_for_batches_of_one_shape(batcher):
+    data = [Sequences(LENGTHS) for _ in range(2)]
+    for dataset, share in zip(data, shares(2, 1), strict=True):
+        list(DataLoaderBuilder(batcher).batch_size(4).prefetch(0).build(dataset).epoch(1, share=share))
+    assert [dataset.read for dataset in data] == [[0, 1, 4], [2, 3, 5]]
 
 
 def test_positions_are_valid_for_any_number_of_processes(kind):
