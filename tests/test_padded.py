@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.processes import ROOT, start
+from tests.support.runs import saved_steps
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("compiled_once")]
 
@@ -48,3 +49,29 @@ def test_two_processes_have_the_numbers_of_one(tmp_path, batcher, lengths, accum
     options = {"batcher": batcher, "lengths": lengths, "accumulate": accumulate}
     (expected,) = run(tmp_path / "one", 1, **options)
     assert_equal_numbers(expected, *run(tmp_path / "two", 2, **options))
+
+
+REFUSED = [
+    ("function", False, EQUAL + OTHER, "batch 2 in pass 1 of the train data has mask [4, 5] in process 0, mask [4, 9]"),
+    ("pad", True, EQUAL + OTHER, "batch 2 in pass 1 of the train data has mask [4, 5] in process 0, mask [4, 9]"),
+    ("function", False, OTHER + EQUAL, "batch 1 in pass 1 of the train data has mask [4, 5] in process 0, mask [4, 9]"),
+]
+
+
+@pytest.mark.parametrize(("batcher", "own", "lengths", "text"), REFUSED)
+def test_parts_of_batches_with_other_shapes_end_all_processes(tmp_path, batcher, own, lengths, text):
+    """Both programs would run, with wrong numbers. No checkpoint has the result."""
+    options = {"batcher": batcher, "own": own, "lengths": lengths, "accumulate": 2, "epochs": 9}
+    for end in run(tmp_path / "run", 2, expect=2, **options):
+        assert text in end["error"]
+        assert "in process 1: " in end["error"]
+        assert "Pad(length=n)" in end["error"]
+        assert "programs" not in end["error"]
+    assert not saved_steps(tmp_path / "run")
+
+
+def test_an_evaluation_of_parts_with_other_shapes_ends_all_processes(tmp_path):
+    for lengths, batch in [(OTHER, 1), (EQUAL + OTHER, 2)]:
+        for end in run(tmp_path / "run", 2, expect=2, batcher="function", evaluate=True, lengths=lengths):
+            text = f"batch {batch} in pass 1 of the valid data has mask [4, 5] in process 0, mask [4, 9] in process 1"
+            assert text in end["error"]

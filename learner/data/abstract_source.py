@@ -62,6 +62,11 @@ class Source(abc.ABC):
         return self.own and self.shares > 1
 
     @property
+    def is_uniform(self) -> bool:
+        """Return True if the shapes of batches cannot differ between processes that have agreed on the data."""
+        return False
+
+    @property
     def claimed_batches(self) -> int | None:
         """Return the batches per epoch that the data itself claims to have; None if it claims none, or is limited."""
         return self.batches if self._most is None else None

@@ -159,6 +159,11 @@ class LoaderSource(Source):
         self._loader.close()
 
     @property
+    def is_uniform(self) -> bool:
+        """See `Source`."""
+        return self._loader.in_memory and not self.differs
+
+    @property
     def has_rows(self) -> bool:
         """See `Source`."""
         return self.shares == 1 and self._is_small

@@ -32,7 +32,7 @@ def describe_difference(what: str, values: Sequence[Json]) -> str:
     >>> print(describe_difference("the seed", [3, 4]))
     the processes of the run differ in the seed: 3 in process 0; 4 in process 1
     """
-    differing = list(_differing(values))
+    differing = list(differing_parts(values))
     lines = []
     for path, texts in differing[:SHOWN]:
         processes_with = collections.defaultdict(list)
@@ -57,8 +57,12 @@ def _excerpts(texts: Sequence[str]) -> list[str]:
     return [("…" if begin else "") + text[begin : begin + LONGEST] for text in texts]
 
 
-def _differing(values: Sequence[Json], path: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield the smallest parts in which JSON values differ: their positions, and the JSON of each value there."""
+def differing_parts(values: Sequence[Json], path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield the smallest parts in which JSON values differ: their positions, and the JSON of each value there.
+
+    >>> list(differing_parts([{"lr": 1, "sizes": [8, 8]}, {"lr": 1, "sizes": [8, 4]}]))
+    [('sizes.1', ['8', '4'])]
+    """
     texts = ["missing" if value is MISSING else json.dumps(value) for value in values]
     if len(set(texts)) == 1:
         return
@@ -67,7 +71,7 @@ def _differing(values: Sequence[Json], path: str = "") -> Iterator[tuple[str, li
         yield path, texts
         return
     for key in dict.fromkeys(itertools.chain(*parts)):
-        yield from _differing([part.get(key, MISSING) for part in parts], f"{path}.{key}" if path else str(key))
+        yield from differing_parts([part.get(key, MISSING) for part in parts], f"{path}.{key}" if path else str(key))
 
 
 def _parts(value: Json) -> dict[Any, Json] | None:

@@ -1,4 +1,4 @@
-"""The passes over data that a process makes, with their lengths and the rows of their batches, and its last step.
+"""The passes over data that a process makes, with their lengths and the shapes of their batches, and its last step.
 
 Each process compares its records with those of the next one, in a ring, so that one of them finds any difference.
 """
@@ -8,11 +8,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from learner.distributed.row_counts import RowCounts, differing_rows, first_difference
+from learner.distributed.batch_shapes import ShapeRuns, first_difference, shapes_error
 from learner.errors import ProcessError
 
 PASSES = 64  # ends of passes that a process stores
-RECENT, CHANGES = 8, 16  # passes whose rows a process keeps, and changes of their number in each that it stores
+RECENT, CHANGES = 8, 16  # passes whose shapes a process keeps, and changes of them in each that it stores
 Json = Any
 
 
@@ -29,7 +29,7 @@ class PassRecords:
         self._lock = threading.Lock()  # the threads that read data write, and the loop's thread compares
         self._reading: dict[str, tuple[int, int]] = {}  # split: pass, batches so far
         self._ended: dict[str, int] = {}  # pass: its batches
-        self._rows: dict[str, RowCounts] = {}  # pass: the rows of its batches
+        self._shapes: dict[str, ShapeRuns] = {}  # pass: the shapes of its batches
         self._step = 0  # the last one that is dispatched
         self._end: tuple[int, str] | None = None  # the last step of the run, and why it ended
 
@@ -38,22 +38,22 @@ class PassRecords:
         """Return True if a batch has been read or a step dispatched."""
         return bool(self._reading or self._step)  # no batch is read of data that stays on the devices
 
-    def record(self, split: str, number: int, batches: int, ended: bool, rows: Sequence[int]) -> None:
+    def record(self, split: str, number: int, batches: int, ended: bool, shapes: Sequence[str]) -> None:
         """See `ProcessGroup.record_read`."""
         name = f"{split} {number}"
         with self._lock:
             self._reading[split] = number, batches
-            if rows:
-                self._rows.setdefault(name, RowCounts()).add(batches - len(rows) + 1, rows)
-                _keep_latest(self._rows, RECENT)
+            if shapes:
+                self._shapes.setdefault(name, ShapeRuns()).add(batches - len(shapes) + 1, shapes)
+                _keep_latest(self._shapes, RECENT)
             if ended:
                 self._ended[name] = batches
                 _keep_latest(self._ended, PASSES)
 
-    def rows(self) -> dict[str, Json]:
-        """See `ProcessGroup.rows_read`."""
+    def shapes(self) -> dict[str, Json]:
+        """See `ProcessGroup.shapes_read`."""
         with self._lock:
-            return {name: [counts.batches, list(counts.runs)] for name, counts in self._rows.items()}
+            return {name: [seen.batches, list(seen.runs)] for name, seen in self._shapes.items()}
 
     def record_step(self, step: int, ended_by: str) -> None:
         """See `ProcessGroup.record_step`."""
@@ -66,8 +66,8 @@ class PassRecords:
         """Return the text that the process before this one compares with."""
         with self._lock:
             ended, end = dict(self._ended), self._end
-        # Without the numbers of batches and steps so far: the text changes, and is sent, only where the rows do.
-        return json.dumps([ended, {name: runs[-CHANGES:] for name, (_, runs) in self.rows().items()}, end])
+        # Without the numbers of batches and steps so far: the text changes, and is sent, only where the shapes do.
+        return json.dumps([ended, {name: runs[-CHANGES:] for name, (_, runs) in self.shapes().items()}, end])
 
     def difference(self, others: str) -> ProcessError | None:
         """Return the error about the first difference to another process, or None.
@@ -75,9 +75,9 @@ class PassRecords:
         Args:
           others: its `to_json`.
         """
-        ended, rows, end = json.loads(others)
+        ended, shapes, end = json.loads(others)
         # First: data that ends early may also have other rows, and its length is the simpler reason.
-        return self._difference_of_lengths(ended) or self._difference_of_rows(rows, ended) or self._step_after(end)
+        return self._difference_of_lengths(ended) or self._difference_of_shapes(shapes, ended) or self._step_after(end)
 
     def _difference_of_lengths(self, others: dict[str, int]) -> ProcessError | None:
         with self._lock:
@@ -95,8 +95,8 @@ class PassRecords:
                 )
         return None
 
-    def _difference_of_rows(self, others: dict[str, Any], ended: dict[str, int]) -> ProcessError | None:
-        own = self.rows()
+    def _difference_of_shapes(self, others: dict[str, Any], ended: dict[str, int]) -> ProcessError | None:
+        own = self.shapes()
         for name in others:
             if name not in own:
                 continue
@@ -104,8 +104,7 @@ class PassRecords:
             # Its number of batches is unknown while it reads: its last change is the last batch that it surely has.
             until = min(batches, ended.get(name, others[name][-1][0]))
             if found := first_difference([runs, others[name]], until):
-                rows = dict(zip([self._index, self._following], found[1], strict=True))
-                return ProcessError(differing_rows(name, found[0], rows), code="process-rows-differ")
+                return shapes_error(name, found[0], dict(zip([self._index, self._following], found[1], strict=True)))
         return None
 
     def _step_after(self, end: tuple[int, str] | None) -> ProcessError | None:

@@ -91,9 +91,9 @@ class ProcessGroup(abc.ABC):
         """Raise `ProcessError` if another process has failed. This does not wait."""
 
     def record_read(  # noqa: B027
-        self, split: str, number: int, batches: int, ended: bool, rows: Sequence[int] = ()
+        self, split: str, number: int, batches: int, ended: bool, shapes: Sequence[str] = ()
     ) -> None:
-        """Record the number of batches read in a pass over data, and their rows, for `compare_passes`. Any thread may
+        """Record the number of batches read in a pass over data, and their shapes, for `compare_passes`. Any thread may
         call it. Nothing is sent.
 
         Args:
@@ -101,12 +101,13 @@ class ProcessGroup(abc.ABC):
           number: the number of the pass, from 1.
           batches: the number of batches so far.
           ended: True at the end of the pass.
-          rows: the rows of each batch since the last call, in this process.
+          shapes: the shapes of each batch since the last call, in this process; see
+            `learner.distributed.batch_shapes`.
         """
 
-    def rows_read(self) -> dict[str, Json]:
-        """Return the batches and the rows of the latest passes, by split and number of the pass, as JSON: see
-        `RowCounts`. Any thread may call it.
+    def shapes_read(self) -> dict[str, Json]:
+        """Return the batches and the shapes of the latest passes, by split and number of the pass, as JSON: see
+        `ShapeRuns`. Any thread may call it.
         """
         return {}
 
@@ -120,16 +121,17 @@ class ProcessGroup(abc.ABC):
 
     def compare_passes(self) -> None:  # noqa: B027
         """Raise `ProcessError` in all processes if a pass over data has another length in the next process, or a batch
-        of it other rows, or if the next process has ended at an earlier step. This takes at most two messages. The
+        of it other shapes, or if the next process has ended at an earlier step. This takes at most two messages. The
         processes compare in a ring, so one of them finds any difference.
         """
 
-    def agree(self, what: str, value: Json) -> None:
+    def agree(self, what: str, value: Json, explain: Callable[[list[Json]], LearnerError | None] | None = None) -> None:
         """Verify that all processes have the same value.
 
         Args:
           what: the name of the value, for the message.
           value: the JSON value of this process.
+          explain: returns the error for the values of all processes, or None for one that lists all differences.
 
         Raises:
           LearnerError: in every process if the values differ; the message lists them by process.
@@ -139,9 +141,10 @@ class ProcessGroup(abc.ABC):
         text = json.dumps(value, sort_keys=True)
         # Otherwise all processes would send the value to all, and configs are long.
         if not self.all_reduce_json(hashlib.sha256(text.encode()).hexdigest(), _are_equal, what):
-            raise LearnerError(
-                describe_difference(what, self.all_gather_json(value, what)), code="process-values-differ"
-            )
+            values = self.all_gather_json(value, what)
+            if explain is not None and (error := explain(values)) is not None:
+                raise error
+            raise LearnerError(describe_difference(what, values), code="process-values-differ")
 
     def run_on_primary(self, function: Callable[[], Json]) -> Json:
         """Call `function` only in process 0, and return its result in every process, for work in a shared directory.
@@ -189,7 +192,7 @@ class SingleProcess(ProcessGroup):
         """See `ProcessGroup`."""
         return combine([value])
 
-    def agree(self, what: str, value: Json) -> None:
+    def agree(self, what: str, value: Json, explain: Callable[[list[Json]], LearnerError | None] | None = None) -> None:
         """See `ProcessGroup`."""
 
     def fail(self, text: str) -> None:
@@ -268,13 +271,13 @@ class Connected(ProcessGroup):
         self._over = f"process {self.index} has failed, and meets the others no more: {text}"
         store_failure(self._client, self.index, self._run, text)
 
-    def record_read(self, split: str, number: int, batches: int, ended: bool, rows: Sequence[int] = ()) -> None:
+    def record_read(self, split: str, number: int, batches: int, ended: bool, shapes: Sequence[str] = ()) -> None:
         """See `ProcessGroup`."""
-        self._passes.record(split, number, batches, ended, rows)
+        self._passes.record(split, number, batches, ended, shapes)
 
-    def rows_read(self) -> dict[str, Json]:
+    def shapes_read(self) -> dict[str, Json]:
         """See `ProcessGroup`."""
-        return self._passes.rows()
+        return self._passes.shapes()
 
     def record_step(self, step: int, ended_by: str = "") -> None:
         """See `ProcessGroup`."""

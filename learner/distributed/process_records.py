@@ -6,9 +6,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from learner.distributed.batch_shapes import first_difference, shapes_error
 from learner.distributed.differences import named_processes
 from learner.distributed.process_group import ProcessGroup
-from learner.distributed.row_counts import differing_rows, first_difference
 from learner.errors import ProcessError
 from learner.util.ownership import ThreadOwned
 
@@ -18,7 +18,7 @@ Json = Any
 
 
 class ProcessRecords(ThreadOwned):
-    """The rows of the batches that this process has dispatched, and the updates that its hooks have returned.
+    """The shapes of the batches that this process has dispatched, and the updates that its hooks have returned.
 
     It belongs to the loop's thread. Recording sends nothing. Meetings that take place anyway exchange the digest;
     `compare` is a meeting of its own, if something has been recorded since the last one.
@@ -36,18 +36,18 @@ class ProcessRecords(ThreadOwned):
         self._is_pending = False
         self._updates: collections.deque[Json] = collections.deque(maxlen=KEPT)  # since the last meeting
 
-    def add_rows(self, split: str, number: int, first: int, rows: Sequence[int]) -> None:
-        """Record the rows of batches that are dispatched next.
+    def add_batches(self, split: str, number: int, first: int, shapes: Sequence[str]) -> None:
+        """Record the shapes of batches that are dispatched next.
 
         Args:
           split: the split, such as `train`.
           number: the number of the pass, from 1.
           first: the number of the first of the batches in the pass, from 1.
-          rows: the rows of each in this process.
+          shapes: the shapes of each in this process; see `learner.distributed.batch_shapes`.
         """
         # One batch at a time: processes that cut their dispatches differently have the same digest in the end.
-        for batch, count in enumerate(rows, first):
-            self._add(f"{split} {number} {batch} {count}")
+        for batch, text in enumerate(shapes, first):
+            self._add(f"{split} {number} {batch} {text}")
 
     def add_step(self, step: int, ended_by: str = "") -> None:
         """Record a step; see `ProcessGroup.record_step`."""
@@ -71,7 +71,7 @@ class ProcessRecords(ThreadOwned):
         """Meet the other processes, unless nothing was recorded since the last meeting, and raise `ProcessError` in all
         if their records differ. All processes must call it equally often. `what`: the meeting's name.
         """
-        # The number of rows may differ, and the number of records does not: all of them meet, or none.
+        # The shapes may differ, and the number of records does not: all of them meet, or none.
         if self._is_pending:
             self.meet(what)
 
@@ -88,11 +88,11 @@ class ProcessRecords(ThreadOwned):
 
     def _raise_difference(self) -> None:
         # What was read rather than dispatched: a process may have dispatched the batches in other groups.
-        own = [self._processes.rows_read(), list(self._updates)]
+        own = [self._processes.shapes_read(), list(self._updates)]
         reads, updates = zip(*self._processes.all_gather_json(own, "what differs"), strict=True)
         if text := _differing_updates(updates):
             raise ProcessError(text, code="process-updates-differ")
-        raise ProcessError(_described(reads), code="process-rows-differ")
+        raise _error_of_shapes(reads)
 
 
 def are_equal(digests: Sequence[Any]) -> bool:
@@ -129,13 +129,17 @@ def _shown(updates: Mapping[str, Json]) -> str:
     return ", ".join(f"{name}={value}" for name, value in updates.items()) or "none"
 
 
-def _described(reads: Sequence[dict[str, Any]]) -> str:
-    """Return the first difference of what the processes have read, as text; see `ProcessGroup.rows_read`."""
+def _error_of_shapes(reads: Sequence[dict[str, Any]]) -> ProcessError:
+    """Return the error for the first difference of what the processes have read; see `ProcessGroup.shapes_read`."""
     for name in reads[0]:
         passes = [read[name] for read in reads if name in read]
         if len(passes) < len(reads):
             continue
         until = min(batches for batches, _ in passes)
         if found := first_difference([runs for _, runs in passes], until):
-            return differing_rows(name, found[0], dict(enumerate(found[1])))
-    return "the batches of the processes differ in their rows: each batch must have equally many rows in all processes"
+            return shapes_error(name, found[0], dict(enumerate(found[1])))
+    return ProcessError(
+        "the batches of the processes differ in their shapes: the arrays of a batch must have equal shapes in all "
+        "processes",
+        code="process-shapes-differ",
+    )

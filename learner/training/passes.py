@@ -14,12 +14,12 @@ from learner.distributed.process_records import ProcessRecords, are_equal
 from learner.errors import LearnerError, ProcessError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
-from learner.training.checks.agreement import data_description, metrics_description
+from learner.training.checks.agreement import data_description, error_of_shapes, metrics_description
 from learner.training.checks.row_relations import warnings_of_batches
 from learner.training.checks.step_checks import check_predict, trace_valid
 from learner.training.checks.validation_state import warnings_of_valid
 from learner.training.definition import TrainingDefinition
-from learner.training.feed.group import bytes_of
+from learner.training.feed.group import bytes_of, shapes_of
 from learner.training.feed.inputs import Inputs, refuse_endless
 from learner.training.files.run_outputs import closing
 from learner.training.programs.executor import Runner
@@ -68,7 +68,8 @@ def evaluate(
         # Before any program runs, as the devices of all processes take part in each. And each process keeps its rows of
         # data that all read in full: with other data in each, the values would be those of an arbitrary mixture.
         data = {name: data_description(inputs, name, x.fingerprint()) for name, x in inputs.valid.items()}
-        processes.agree("what they evaluate", {**data, **metrics_description(options, programs)})
+        described = {"data": data, **metrics_description(options, programs)}
+        processes.agree("what they evaluate", described, error_of_shapes)
     programs.clear()  # they hold memory
     for text in dict.fromkeys(texts):
         if text not in warned:
@@ -138,7 +139,7 @@ def predict(
         if compared is None:  # the processes may have other rows
             processes.record_read("given", 1, number, ended=False)
         else:
-            processes.record_read("given", 1, number, ended=False, rows=[rows])
+            processes.record_read("given", 1, number, ended=False, shapes=[shapes_of(arrays)])
             compared.add(digest_of(arrays))
         with own_context():  # not for the caller's code between two batches
             outputs = jax.device_get(runner.outputs(arrays, number - 1))

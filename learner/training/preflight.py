@@ -8,7 +8,13 @@ from typing import Any
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, near
 from learner.training.checked_inputs import read_checked
-from learner.training.checks.agreement import description, digest, metrics_description, refuse_together
+from learner.training.checks.agreement import (
+    description,
+    digest,
+    error_of_shapes,
+    metrics_description,
+    refuse_together,
+)
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, closed_on_error
@@ -63,7 +69,7 @@ def _plan(
         metrics = metrics_description(options, inputs.programs)  # first, as the fingerprint drops the traced steps
         described = description(definition, inputs, first_values, metrics, fingerprint())
         # Before anything is compiled: devices that run different programs wait forever, or end their process from C++.
-        processes.agree("what they train", described)
+        processes.agree("what they train", described, error_of_shapes)
         # The first rows differ between processes; checkpoints hold those of the first process.
         of_first = processes.run_on_primary(fingerprint)
         fingerprint = functools.cache(lambda: of_first)

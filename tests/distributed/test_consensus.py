@@ -25,7 +25,7 @@ class Peers:
         quiet = {**QUIET, "turns": dict.fromkeys(status["turns"], 0.0)}
         return combine([status, *({**quiet, **other} for other in self.others)])
 
-    def rows_read(self):
+    def shapes_read(self):
         return {}
 
     def all_gather_json(self, value, what):
@@ -58,11 +58,11 @@ def test_a_stop_reason_of_one_process_holds_for_all_after_a_sync():
 def test_a_sync_compares_the_records_of_processes():
     consensus, peers, turn = consensus_with({}, {})
     turn(0)
-    consensus.records.add_rows("train", 1, 1, [6])
+    consensus.records.add_batches("train", 1, 1, ["{}"])
     peers.others = [{"records": consensus.records.digest}] * 2
     turn(1)
-    consensus.records.add_rows("train", 1, 2, [6])
-    with raises_code("process-rows-differ"):
+    consensus.records.add_batches("train", 1, 2, ["{}"])
+    with raises_code("process-shapes-differ"):
         turn(2)
 
 

@@ -241,12 +241,15 @@ def test_a_patient_meeting_ignores_the_timeout():
     assert Connected(SlowStore(), 1, 2, 1, timeout=0.0).all_reduce_json(1, max, "end", patient=True) == 7
 
 
+ROWS_3, ROWS_6 = '{"x": [3, 2]}', '{"x": [6, 2]}'
+
+
 def test_other_rows_of_the_next_process_are_found_in_a_ring():
     """Without the end of a pass only the rows of its changes are known."""
     members, _ = groups(3)
     for index, member in enumerate(members):
         for batch in range(1, 5):
-            member.record_read("train", 1, batch, ended=False, rows=[3 if index == 1 and batch == 4 else 6])
+            member.record_read("train", 1, batch, ended=False, shapes=[ROWS_3 if index == 1 and batch == 4 else ROWS_6])
     members[1].compare_passes()  # stores its rows; process 2 has stored none
     members[2].compare_passes()
     members[1].compare_passes()  # process 2 might have read 3 batches only
@@ -278,7 +281,7 @@ def test_equal_rows_are_sent_once():
     members, clients = groups(2)
     for batch in range(1, 5):
         for member, client in zip(members, clients, strict=True):
-            member.record_read("train", 1, batch, ended=False, rows=[6])
+            member.record_read("train", 1, batch, ended=False, shapes=[ROWS_6])
             before = client.messages
             member.compare_passes()
             assert client.messages - before == (2 if batch == 1 else 1)

@@ -2,14 +2,17 @@
 
 import collections
 import contextlib
+import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from learner.distributed.batch_shapes import shapes_error
 from learner.distributed.departure import leave_at_exit
+from learner.distributed.differences import differing_parts
 from learner.distributed.peer_monitor import peers_monitored
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, ProcessError
@@ -29,6 +32,7 @@ PyTree = Any
 SAME_HOOKS = "all processes need the same hooks; work of one process goes inside of a hook"
 MOST_HOOKS = 16  # of `every`, in a message
 SAMPLED = 2**16  # elements of each array
+FIRST_BATCH, STEP_HASH = "first batch", "step with its metrics"
 
 
 def refuse_together(options: Options, strategy: Strategy) -> None:
@@ -104,7 +108,7 @@ def metrics_description(options: Options, programs: Mapping[str, Any]) -> dict[s
     the host do not count, as they may name the machine. `programs`: see `Inputs`.
     """
     hashes = {
-        f"hash of the {split} step with its metrics": jaxpr_fingerprint(program, unused=True)
+        f"hash of the {split} {STEP_HASH}": jaxpr_fingerprint(program, unused=True)
         for split, program in programs.items()
     }
     return {"metric settings": metric_settings(options, CollectingMetric), **hashes}
@@ -118,7 +122,35 @@ def data_description(inputs: Inputs, split: str, facts: Mapping[str, Any]) -> di
     # The first row belongs to the process's own share, so it differs. The contents are part of `first_digest`.
     common: dict[str, Any] = {} if source.differs else {"facts": {**facts, FIRST_ROW: None, CONTENTS: None}}
     common["values (PerProcess marks data of one process)"] = source.first_digest
-    return {"first batch": inputs.batch_shapes(split), "batches": source.batches, **common}
+    return {FIRST_BATCH: inputs.batch_shapes(split), "batches": source.batches, **common}
+
+
+def error_of_shapes(values: Sequence[Mapping[str, Any]]) -> LearnerError | None:
+    """Return the error for processes that differ only in the shapes of a first batch, and in what follows from them;
+    None if they differ in anything else.
+
+    Args:
+      values: of each process, a description with `data_description` of each split as `data`.
+    """
+    if not all(_follows_from_shapes(path) for path, _ in differing_parts(values)):
+        return None
+    for split in values[0]["data"]:
+        batches = [value["data"][split][FIRST_BATCH] for value in values]
+        shapes = {process: _shapes_in(batch) for process, batch in enumerate(batches)}
+        if len(set(shapes.values())) > 1 and len({frozenset(batch) for batch in batches}) == 1:
+            return shapes_error(f"{split} 1", 1, shapes)
+    return None
+
+
+def _shapes_in(batch: Mapping[str, str]) -> str:
+    """Return the shapes of a batch as the text that `shapes_error` reads. `batch`: see `Inputs.batch_shapes`."""
+    return json.dumps({name: json.loads(text[text.index("[") :]) for name, text in batch.items()})
+
+
+def _follows_from_shapes(path: str) -> bool:
+    """Return True for a position in the descriptions of processes that differs if shapes of batches do."""
+    of_data = path.startswith("data.") and any(key in path for key in (FIRST_BATCH, "facts.fields", "facts.rows per"))
+    return of_data or path.startswith("programs.") or path.endswith(STEP_HASH)
 
 
 def digest(arrays: PyTree) -> int | None:

@@ -28,7 +28,8 @@ class Dispatch:
       ends_epoch: True if the epoch ends with it.
       states: positions in the data after each of its steps, for data with a state.
       rows: rows of all its micro-batches, over all processes.
-      sizes: the rows of each of its micro-batches in this process; empty for data on the device.
+      shapes_of_each: the shapes of each of its micro-batches in this process, see `shapes_of`; empty for data on the
+        device.
     """
 
     kind: Kind
@@ -41,7 +42,7 @@ class Dispatch:
     ends_epoch: bool
     states: tuple[Any, ...] = ()
     rows: int = 0
-    sizes: tuple[int, ...] = ()
+    shapes_of_each: tuple[str, ...] = ()
 
     def shapes(self) -> PyTree:
         """Return the shapes of a micro-batch for messages, of the ragged one if there is one."""

@@ -82,10 +82,10 @@ class Feeder:
             )
 
     def compare_reads(self, processes: ProcessGroup, records: ProcessRecords) -> None:
-        """Raise `ProcessError` in the iterators of `open` if data of unknown length, or of each process, has another
-        length or other rows in another process. `records` gets the rows of the batches that are dispatched.
+        """Raise `ProcessError` in the iterators of `open` if the data has another length or other shapes in another
+        process. `records` gets the shapes of the batches that are dispatched.
         """
-        if self._source.batches is None or self._source.differs:
+        if not self._source.is_uniform:
             self._processes, self._records = processes, records
 
     @property
@@ -253,14 +253,14 @@ class Feeder:
     def _compared(
         self, dispatches: Iterator[Dispatch], records: ProcessRecords, batches: int, passes: int
     ) -> Iterator[Dispatch]:
-        """Record the rows of each dispatch, and synchronize the processes before each dispatch that ends an epoch.
+        """Record the shapes of each dispatch, and synchronize the processes before each dispatch that ends an epoch.
         After it they run other programs. If the data of another process has not ended, its programs would exchange
         arrays with these, which ends a process from C++.
         """
         split = self._source.split
         with contextlib.closing(dispatches):  # type: ignore[type-var]
             for dispatch in dispatches:
-                records.add_rows(split, dispatch.epoch + passes, batches + 1, dispatch.sizes)
+                records.add_batches(split, dispatch.epoch + passes, batches + 1, dispatch.shapes_of_each)
                 batches += dispatch.batches
                 if dispatch.ends_epoch:
                     # On the loop's thread, as every meeting: processes match their meetings by the order of calls.
@@ -327,8 +327,8 @@ class Feeder:
                     # A validation is always epoch 1 of its feeder; training opens its data once.
                     batch += len(group.micro_batches)
                     number = group.epoch + self._passes - 1
-                    sizes = self._grouper.sizes(group.micro_batches)
-                    self._processes.record_read(self._source.split, number, batch, group.ends_epoch, sizes)
+                    shapes = self._grouper.shapes(group.micro_batches)
+                    self._processes.record_read(self._source.split, number, batch, group.ends_epoch, shapes)
                     batch = 0 if group.ends_epoch else batch
                 first, is_loop = group.micro_batches[0], self._grouper.is_loop(group.micro_batches)
                 # Another shape needs another program, and steps keep their order.
@@ -374,7 +374,7 @@ class Feeder:
                     ends_epoch=ends_epoch and end == len(groups),
                     states=states[begin:end],
                     rows=rows * count,
-                    sizes=self._grouper.sizes(groups[0].micro_batches[:1]) * count,
+                    shapes_of_each=self._grouper.shapes(groups[0].micro_batches[:1]) * count,
                 )
             )
         return dispatches
@@ -390,7 +390,7 @@ class Feeder:
             ends_epoch=group.ends_epoch,
             states=(micros[-1].state,),
             rows=sum(self._grouper.rows_in(micro.signature) for micro in micros),
-            sizes=self._grouper.sizes(micros),
+            shapes_of_each=self._grouper.shapes(micros),
         )
         if size == 1:
             return make("tail", feed=self._placer.place(None, None, micros[0]), count=0)

@@ -5,6 +5,7 @@ The grouping depends only on the data: the cuts between dispatches do not affect
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -62,6 +63,15 @@ def signature_of(batch: PyTree, part: bool = False) -> Signature:
     return tree, tuple((x.shape, x.dtype) for x in leaves), part
 
 
+def shapes_of(batch: PyTree) -> str:
+    """Return the shapes of the fields of a batch in this process, to compare them with those of other processes.
+
+    >>> shapes_of({"x": np.zeros((4, 2)), "y": np.arange(4)})
+    '{"x": [4, 2], "y": [4]}'
+    """
+    return json.dumps({name: x.shape for name, x in named_leaves(batch).items()})
+
+
 class MicroBatch(NamedTuple):
     """A micro-batch of NumPy arrays, its signature, and the position in the data after it."""
 
@@ -102,7 +112,7 @@ class Grouper:
     def __init__(self, source: Source, grouping: DispatchGrouping, first: PyTree, warn: Callable[[str], None]):
         self._source, self._grouping, self._first, self._warn = source, grouping, first, warn
         self.regular = signature_of(first, source.first_part)
-        self._shapes = {self.regular}
+        self._shapes = {self.regular: shapes_of(first)}  # of each signature
         self._has_other_length = False
         self._narrowed = any(is_narrowed(x.dtype) for x in jax.tree.leaves(first))
 
@@ -113,8 +123,8 @@ class Grouper:
     def with_grouping(self, grouping: DispatchGrouping) -> "Grouper":
         """Return a grouper of the same source with another grouping."""
         grouper = copy.copy(self)
-        # A separate set, as each feeder counts the shapes that it reads, and warns about them.
-        grouper._grouping, grouper._shapes = grouping, set(self._shapes)
+        # A separate dict, as each feeder counts the shapes that it reads, and warns about them.
+        grouper._grouping, grouper._shapes = grouping, dict(self._shapes)
         return grouper
 
     def groups(self, epoch: int, batch: int, state: Any, last: int | None) -> Iterator[MicroBatchGroup]:
@@ -192,7 +202,7 @@ class Grouper:
                 f"{listed(batch)}{_differences(self._first, batch)}",
                 code="batch-structure-changed",
             )
-        self._shapes.add(signature)
+        self._shapes[signature] = shapes_of(batch)
         if len(self._shapes) == MANY_SHAPES + 1:
             self._warn(
                 f"the {self._source.split} data has more than {MANY_SHAPES} batch shapes, and each is compiled once "
@@ -209,9 +219,9 @@ class Grouper:
         """Return the number of rows of a batch over all processes."""
         return signature[1][0][0][0] * (self._source.shares if signature[2] else 1)
 
-    def sizes(self, micro_batches: Sequence[MicroBatch]) -> tuple[int, ...]:
-        """Return the rows of each micro-batch in this process."""
-        return tuple(micro.signature[1][0][0][0] for micro in micro_batches)
+    def shapes(self, micro_batches: Sequence[MicroBatch]) -> tuple[str, ...]:
+        """Return the shapes of each micro-batch in this process; see `shapes_of`."""
+        return tuple(self._shapes[micro.signature] for micro in micro_batches)
 
     def is_loop(self, group: list[MicroBatch]) -> bool:
         """Return True if the group can be a step of a loop: all of its micro-batches have the same full shape."""

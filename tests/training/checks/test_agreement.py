@@ -20,6 +20,7 @@ from learner.training.checks.agreement import (
     data_description,
     description,
     digest,
+    error_of_shapes,
     propagate_failures,
     sampled_digest,
 )
@@ -93,6 +94,37 @@ def test_own_data_is_described_if_all_processes_have_the_same_rows():
         inputs = Inputs(None, {"valid": source}, {"valid": source.peek(1)})
         described.append(data_description(inputs, "valid", source.fingerprint()))
     assert described[0] != described[1]
+
+
+def described(facts, lr=0.1, **shapes):
+    """Return the description of a run in a process, by the shapes of the first batch of each split."""
+    batches = {split: {"x": f"float32{shape}", "mask": f"bool{shape[:2]}"} for split, shape in shapes.items()}
+    data = {split: {"first batch": batch, "facts": facts} for split, batch in batches.items()}
+    step = {"hash of the train step with its metrics": str(shapes)}
+    return {"learning rate": lr, "data": data, "programs": {"hashes": step, "batches": batches}, **step}
+
+
+def test_descriptions_that_differ_in_shapes_alone_name_field_and_remedy():
+    facts, others = {"fields": {"x": "[5, 2]"}}, {"fields": {"x": "[9, 2]"}}
+    first = described(facts, train=[4, 5, 2], valid=[4, 5, 2])
+    second = described(others, train=[4, 9, 2], valid=[4, 5, 2])
+    error = error_of_shapes([first, second, first])
+    assert error.code == "process-shapes-differ"
+    shapes = "x [4, 5, 2] in process 0, x [4, 9, 2] in process 1, x [4, 5, 2] in process 2"
+    assert str(error).startswith(f"batch 1 in pass 1 of the train data has {shapes}: ")
+    assert "Pad(length=n)" in str(error)
+    fewer = described(facts, train=[4, 5, 2], valid=[2, 5, 2])
+    assert "the valid data has 4 rows in process 0, 2 rows in process 1" in str(error_of_shapes([first, fewer]))
+
+
+def test_descriptions_that_differ_in_anything_else_have_no_error_of_shapes():
+    first, facts = described({}, train=[4, 5, 2]), {"seed": 1}
+    assert error_of_shapes([first, first]) is None
+    assert error_of_shapes([first, described({}, lr=0.2, train=[4, 9, 2])]) is None
+    assert error_of_shapes([first, described(facts, train=[4, 9, 2])]) is None
+    other_field = described({}, train=[4, 9, 2])
+    other_field["data"]["train"]["first batch"]["y"] = "int32[4]"
+    assert error_of_shapes([first, other_field]) is None
 
 
 class Peers:

@@ -956,14 +956,26 @@ def test_nonfinite_rows_are_found_in_each_process():
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-def errors_of_own_data(*rows_of_each, **sizes):
-    """Return the error, or None, of each of several processes that dispatch two passes over batches of their own."""
+def test_shapes_are_compared_of_all_data_but_arrays_in_memory():
+    x = np.zeros((8, 2), np.float32)
+    loader = DataLoaderBuilder().batch_size(4)
+    lists = DataLoaderBuilder(stack).batch_size(4).build([{"x": row} for row in x])
+    data = {"arrays": loader.build({"x": x}), "own": PerProcess(loader.build({"x": x})), "items": lists}
+    data["batches"] = [{"x": x}]
+    uniform = {name: source_of(each, "train", share=ProcessShard(0, 2, 2)).is_uniform for name, each in data.items()}
+    assert uniform == {"arrays": True, "own": False, "items": False, "batches": False}
+
+
+def errors_of_own_data(*rows_of_each, widths=(3,) * 9, **sizes):
+    """Return the error, or None, of each of several processes that dispatch two passes over batches of their own, and
+    the number of batches. `widths`: the last axis of each batch but the first in each process.
+    """
     members, _ = groups(len(rows_of_each))
     dispatched = [0] * len(rows_of_each)
 
     def run(index):
         share = ProcessShard(index, len(rows_of_each), len(rows_of_each))
-        batches = [{"x": np.zeros((rows, 3 + index))} for rows in rows_of_each[index]]
+        batches = [{"x": np.zeros((rows, widths[index] if i else 3))} for i, rows in enumerate(rows_of_each[index])]
         source = source_of(PerProcess(batches), "train", share=share)
         feeder = Feeder(source, Host(), plan_of(**sizes), source.peek(1), lambda text: None)
         feeder.compare_reads(members[index], ProcessRecords(members[index]))
@@ -976,7 +988,6 @@ def errors_of_own_data(*rows_of_each, **sizes):
 
 @pytest.mark.parametrize("sizes", [{}, {"accumulate": 2}, {"loop": False}, {"accumulate": 2, "loop": False}], ids=str)
 def test_processes_whose_own_batches_have_other_rows_end_before_the_last_dispatch(sizes):
-    """The other axes may differ, as those of sequences that are padded in each process."""
     errors, dispatched = errors_of_own_data([4, 4, 2, 4, 3], [4, 4, 2, 4, 1], **sizes)
     assert {error.code for error in errors} == {"process-rows-differ"}
     text = "batch 5 in pass 1 of the train data has 3 rows in process 0, 1 row in process 1"
@@ -985,5 +996,14 @@ def test_processes_whose_own_batches_have_other_rows_end_before_the_last_dispatc
 
 
 @pytest.mark.parametrize("sizes", [{}, {"accumulate": 2}, {"loop": False}, {"accumulate": 2, "loop": False}], ids=str)
-def test_processes_whose_own_batches_have_equal_rows_pass(sizes):
+def test_processes_whose_own_batches_have_other_widths_end_before_the_last_dispatch(sizes):
+    errors, dispatched = errors_of_own_data([4] * 5, [4] * 5, widths=(3, 7), **sizes)
+    assert {error.code for error in errors} == {"process-shapes-differ"}
+    text = "batch 2 in pass 1 of the train data has x [4, 3] in process 0, x [4, 7] in process 1"
+    assert all(text in str(error) for error in errors)
+    assert max(dispatched) < 5
+
+
+@pytest.mark.parametrize("sizes", [{}, {"accumulate": 2}, {"loop": False}, {"accumulate": 2, "loop": False}], ids=str)
+def test_processes_whose_own_batches_have_equal_shapes_pass(sizes):
     assert errors_of_own_data([4, 4, 2, 4, 3], [4, 4, 2, 4, 3], **sizes) == ([None, None], [10, 10])

@@ -1,10 +1,10 @@
-"""Tests of the rows of batches: runs, and the first batch in which processes differ."""
+"""Tests of the shapes of batches: runs, and the first batch in which processes differ."""
 
-from learner.distributed.row_counts import KEPT, RowCounts, first_difference, rows_at
+from learner.distributed.batch_shapes import KEPT, ShapeRuns, first_difference, shapes_at
 
 
 def counts_of(*rows, first=1):
-    counts = RowCounts()
+    counts = ShapeRuns()
     counts.add(first, rows)
     return counts
 
@@ -18,7 +18,7 @@ def test_batches_of_equal_rows_are_one_run_however_they_are_added():
 
 def test_rows_of_a_pass_that_was_resumed_begin_inside_of_it():
     runs = list(counts_of(4, 2, first=7).runs)
-    assert [rows_at(runs, batch) for batch in (6, 7, 8, 99)] == [None, 4, 2, 2]
+    assert [shapes_at(runs, batch) for batch in (6, 7, 8, 99)] == [None, 4, 2, 2]
 
 
 def test_only_batches_that_all_have_read_are_compared():
