@@ -296,7 +296,10 @@ class Connected(ProcessGroup):
         except jax.errors.JaxRuntimeError:
             return  # it has read no batch so far
         if error := self._passes.difference(others):
-            self.fail(str(error))
+            if not self._over:
+                # In a thread of its own: the loop's thread may meet the others at any time, and raises this text.
+                self._over = str(error)
+                store_failure(self._client, self.index, self._run, self._over)
             raise error
 
     def _collected(self, prefix: str, text: str, end: float) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from learner import init_distributed
 from learner.distributed.process_group import Connected, SingleProcess, hosts
-from learner.errors import LearnerError
+from learner.errors import LearnerError, ProcessError
 from tests.support.codes import raises_code
 from tests.support.process_groups import groups
 from tests.support.processes import start, together
@@ -258,6 +258,19 @@ def test_other_rows_of_the_next_process_are_found_in_a_ring():
         members[0].compare_passes()
     with raises_code("process-run-over", text):
         members[2].raise_if_peer_failed()
+
+
+def test_a_difference_is_the_error_of_the_next_meeting():
+    """The thread that compares finds it, and then the loop's thread meets the others."""
+    members, _ = groups(2)
+    for member, shapes in zip(members, [ROWS_6, ROWS_3], strict=True):
+        member.record_read("train", 1, 1, ended=True, shapes=[shapes])
+    members[1].compare_passes()
+    for call in (members[0].compare_passes, lambda: members[0].all_gather_json(1)):
+        with pytest.raises(ProcessError, match=r"^batch 1 in pass 1 of the train data has 6 rows in process 0"):
+            call()
+    with raises_code("process-run-over", "process 0 failed: batch 1 in pass 1"):
+        members[1].raise_if_peer_failed()
 
 
 def test_an_earlier_end_of_the_next_process_is_found_in_a_ring():
