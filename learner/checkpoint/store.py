@@ -111,6 +111,11 @@ class CheckpointStore:
             table[step] = {**dict.fromkeys(FACTS), **manifest}
         return table
 
+    def relist(self) -> None:
+        """List the checkpoints again, as a run may have saved or removed some."""
+        self.__dict__.pop("_table", None)
+        self.damaged.clear()
+
     @property
     def entries(self) -> list[Entry]:
         """Return the checkpoints that are complete by their manifests, oldest first. A run may resume with another

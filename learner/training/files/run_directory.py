@@ -209,7 +209,10 @@ def read_found(
 
     def read_one(store: CheckpointStore) -> T:
         # In one process, as another process might find another checkpoint.
-        entry = store.find(step=processes.run_on_primary(lambda: store.find(epoch, step).step))
+        chosen = processes.run_on_primary(lambda: store.find(epoch, step).step)
+        if processes.index:  # process 0 may have listed the checkpoints after this process, and after another save
+            store.relist()
+        entry = store.find(step=chosen)
         try:
             with store.reading(entry.step):
                 return read(store, entry)

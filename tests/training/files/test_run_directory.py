@@ -33,6 +33,23 @@ def test_reading_survives_the_removal_of_checkpoints(tmp_path):
     assert steps == [3 * STEPS, 2 * STEPS, STEPS]
 
 
+def test_another_process_reads_a_checkpoint_that_was_saved_after_it_had_listed_them(tmp_path):
+    """Process 0 lists the checkpoints later, and chooses the new one."""
+    build_line(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_last=2)).fit(shuffled())
+    newest, away = tmp_path / "run" / "checkpoint" / str(2 * STEPS), tmp_path / "newest"
+    shutil.move(newest, away)
+
+    class Second(SingleProcess):
+        index = 1
+
+        def run_on_primary(self, function):
+            shutil.move(away, newest)
+            return 2 * STEPS
+
+    options = build_line(quiet(tmp_path / "run")).definition.options
+    assert read_found(options, Second(), "latest", None, lambda store, entry: entry.step) == 2 * STEPS
+
+
 def test_removal_of_every_checkpoint_is_an_error(tmp_path):
     learner = build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3))
     learner.fit(shuffled())
