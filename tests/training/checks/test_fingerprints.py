@@ -14,6 +14,7 @@ import pytest
 
 from learner import LearnerError, ReduceOnPlateau
 from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.data.abstract_source import Source
 from learner.metrics import MeanMetric
 from learner.optimizers import Group, Groups
 from learner.optimizers.description import describe_optimizer, optimizer_change
@@ -124,6 +125,24 @@ def test_other_data_inside_an_epoch_is_refused(inside, what):
     assert text in str(error.value)
     assert "resume(allow='data') or --resume.allow=data" in str(error.value)
     assert not any(entry.get("resumed") for entry in journal_of(inside))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_rows_of_each_process_are_not_compared_with_those_of_one(tmp_path, monkeypatch, before):
+    """Each of several processes with its own data knows only its own rows."""
+    directory, own = tmp_path / "run", property(lambda source: True)
+    with monkeypatch.context() as patch:
+        if before:
+            patch.setattr(Source, "differs", own)
+        adam(saving(directory, 1)).fit(loader(), valid_data())
+    if not before:
+        monkeypatch.setattr(Source, "differs", own)
+    adam(saving(directory).resume()).fit(loader(), valid_data())
+    assert warned(directory) == []
+    adam(saving(directory).resume().num_epochs(4)).fit(loader(seed=4), valid_data())
+    (line,) = warned(directory)
+    assert "seed 3 -> 4" in line
+    assert "None" not in line
 
 
 @pytest.mark.full
