@@ -32,7 +32,7 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
 
     Raises:
       LearnerError: the file is missing or damaged, claims more than it contains or than there is memory for, or
-        contains anything but plain arrays. Objects are never unpickled.
+        contains anything but arrays. Objects are never unpickled.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "a.npz")

@@ -9,10 +9,10 @@ from learner.data.batch_arrays import field_text
 from learner.util.trees import named_leaves
 
 AT_ONCE = 2**20  # numbers looked at in one operation
-ROWS = 10_000  # the first rows, whose values are compared
+ROWS = 1_000  # the first rows, whose values are compared
 COLUMNS = 8  # columns of a field whose values are compared
 FEWEST = 10  # different values, of which half must remain
-NARROW = 2.0**-10  # float32 cannot make most of 10,000 values equal that spread over a larger part of their size
+NARROW = 2.0**-13  # float32 cannot make most of 1,000 values equal that spread over a larger part of their size
 NOISE = 2.0**-43  # relative differences up to this one are errors of float64
 
 

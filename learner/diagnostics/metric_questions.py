@@ -1,5 +1,6 @@
 """The question of `Learner.check` about metrics."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -10,15 +11,17 @@ import numpy as np
 
 from learner.diagnostics.check_result import FAILED, OK, WARNING, Finding, skipped
 from learner.diagnostics.check_trial import CheckTrial
-from learner.diagnostics.output_questions import MOST_NAMED, TOLERANCE, reason_without_outputs, relative_difference
+from learner.diagnostics.output_questions import MOST_NAMED, TOLERANCE, reason_without_outputs
 from learner.metrics.base import Info, Metric
 from learner.metrics.losses import Loss
+from learner.metrics.rows import MaskedOutput
 from learner.steps.measure import MetricCollection
 from learner.steps.tree_math import rows_of, weight_of
 from learner.util.text import count, join_names
 from learner.util.trees import named_leaves
 
 PyTree = Any
+ROUNDING = 1e-5  # of values near 0, such as one minus a ratio
 Values = Mapping[str, PyTree]  # of the metrics, by name
 
 
@@ -39,15 +42,22 @@ def metrics(trial: CheckTrial) -> Finding:
     # Graphs have several kinds of rows, and an array such as a mean has none.
     single = {len(x) for x in named_leaves(batch).values()} == {rows}
     divisible = MetricCollection.of([m for m in measured if single and _has_row_fields(m, output, rows)])
-    divided, padded = list[str](), list[str]()
-    if rows > 1 and divisible.metrics:
-        parts, first, masked = jax.jit(_of_parts, static_argnums=(0, 3))(divisible, output, info, rows)
-        divided = _differing({name: whole[name] for name in parts[0]}, parts)
-        padded = _differing(first, masked)
-    return _finding(len(measured), not_neutral, [x for x in divided if x not in not_neutral], padded)
+    compared, divided, padded = 0, list[str](), list[str]()
+    # A metric may not take every number of rows, such as one of pairs.
+    with contextlib.suppress(Exception):
+        if rows > 1 and divisible.metrics:
+            parts, first, masked = jax.jit(_of_parts, static_argnums=(0, 3))(divisible, output, info, rows)
+            compared = len(divisible.metrics)
+            divided = _differing({name: whole[name] for name in parts[0]}, parts)
+            padded = _differing(first, masked)
+    divided = [name for name in divided if name not in not_neutral]
+    if not (compared or not_neutral):
+        changes = f"the state of no rows changes none of {count(len(measured), 'metric')}"
+        return Finding(OK, 0.0, f"Rows of the batch could not be divided; {changes}.")
+    return _finding(compared, not_neutral, divided, padded)
 
 
-def _finding(measured: int, not_neutral: list[str], divided: list[str], padded: list[str]) -> Finding:
+def _finding(compared: int, not_neutral: list[str], divided: list[str], padded: list[str]) -> Finding:
     findings = {
         "merging the state of init, of no rows, must change nothing": not_neutral,
         "parts of a batch, merged in any order, give other numbers than the whole, so they depend on the batch size "
@@ -58,7 +68,7 @@ def _finding(measured: int, not_neutral: list[str], divided: list[str], padded: 
     differing = float(len({*not_neutral, *divided, *padded}))
     if texts:
         return Finding(FAILED if not_neutral else WARNING, differing, f"{'; '.join(texts)}.")
-    return Finding(OK, 0.0, f"The values of {count(measured, 'metric')} do not depend on how rows are divided.")
+    return Finding(OK, 0.0, f"The values of {count(compared, 'metric')} do not depend on how rows are divided.")
 
 
 def _with_init(collection: MetricCollection, output: Any, info: Info) -> list[Values]:
@@ -81,7 +91,7 @@ def _of_parts(
     masked = []
     if (mask := getattr(output, "mask", None)) is not None:
         kept = (jnp.arange(rows) < cut).reshape(rows, *[1] * (mask.ndim - 1))
-        masked.append(dataclasses.replace(output, mask=jnp.where(kept, mask, jnp.zeros_like(mask))))
+        masked.append(MaskedOutput(output, jnp.where(kept, mask, jnp.zeros_like(mask))))
     return (
         [collection.values(state) for state in states],
         collection.values(a),
@@ -109,9 +119,14 @@ def _differing(expected: Values, others: list[Values]) -> list[str]:
     return [
         name
         for name, value in expected.items()
-        if any(
-            relative_difference(x, y) > TOLERANCE
+        if not all(
+            _are_close(x, y)
             for other in others
             for x, y in zip(jax.tree.leaves(value), jax.tree.leaves(other[name]), strict=True)
         )
     ]
+
+
+def _are_close(a: Any, b: Any) -> bool:
+    a, b = (np.asarray(x).astype(np.complex128) for x in (a, b))  # booleans have no difference
+    return np.allclose(a, b, TOLERANCE, ROUNDING, equal_nan=True)

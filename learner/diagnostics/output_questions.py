@@ -153,7 +153,7 @@ def row_leak(trial: CheckTrial) -> Finding:
     names = [name for name, x in outputs[0].items() if _is_row_output(x, rows, inputs)]
     if not names:
         return skipped("The valid step has no outputs per row.")
-    differences = {name: relative_difference(outputs[0][name][:kept], outputs[1][name][:kept]) for name in names}
+    differences = {name: _difference(outputs[0][name][:kept], outputs[1][name][:kept]) for name in names}
     largest, shown = max(differences.values()), join_names(names, MOST_NAMED)
     if largest <= TOLERANCE:
         return Finding(OK, largest, f"Outputs of a row ({shown}) do not depend on the other rows of its batch.")
@@ -168,7 +168,7 @@ def _is_row_output(x: Any, rows: int, inputs: set[bytes]) -> bool:
     return x.shape[:1] == (rows,) and jnp.issubdtype(x.dtype, jnp.number) and x.tobytes() not in inputs
 
 
-def relative_difference(a: Any, b: Any) -> float:
+def _difference(a: Any, b: Any) -> float:
     """Return the largest difference relative to the largest value; 1 if the positions of NaN differ."""
     wide = np.complex128 if np.iscomplexobj(a) else np.float64
     a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)

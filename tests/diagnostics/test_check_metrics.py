@@ -6,7 +6,16 @@ import optax
 import pytest
 
 from learner import RegressionOutput
-from learner.metrics import GradientNorm, MeanAbsoluteError, Metric, PearsonCorrelation, WeightedMean, rows_mask
+from learner.metrics import (
+    R2,
+    ExplainedVariance,
+    GradientNorm,
+    MeanAbsoluteError,
+    Metric,
+    PearsonCorrelation,
+    WeightedMean,
+    rows_mask,
+)
 from learner.metrics.base import MergingMetric
 from tests.support.runs import batches, line, line_predictions, line_step, quiet, valid_data
 
@@ -121,8 +130,40 @@ def test_metric_that_ignores_the_mask_is_a_warning(answer):
     assert answer(OfAllRows()).verdict == "ok"
 
 
+def test_outputs_of_other_types_and_metrics_of_pairs(answer):
+    """A dict has no dataclass of its own, and a metric of pairs cannot take the uneven parts of a batch."""
+
+    class OfPairs(Mean):
+        name = "Of Pairs"
+
+        def update(self, state, output, info):
+            return state.add(output.predictions.reshape(-1, 2).max(-1), None)
+
+    def step(model, batch):
+        output = masked_step(model, batch)
+        names = ("loss", "predictions", "targets", "mask", "weight")
+        return {name: getattr(output, name) for name in names}
+
+    finding = answer(Mean(), OfAllRows(), step=step)
+    assert (finding.verdict, finding.number) == ("warning", 1)
+    finding = answer(OfPairs())
+    assert (finding.verdict, "could not be divided" in finding.text) == ("ok", True)
+
+
+def test_rounding_of_values_near_zero_is_no_difference(answer):
+    """A constant prediction explains nothing of the variance: 0, or what rounding leaves."""
+
+    def constant(model, batch):
+        return RegressionOutput.from_predictions(line_predictions(model, batch["x"]) * 0 + 0.1, batch["t"])
+
+    for seed in range(8):
+        t = np.random.default_rng(seed).normal(size=(32, 1)).astype(np.float32)
+        valid = [{"x": np.zeros((32, 3), np.float32), "t": t}]
+        assert answer(ExplainedVariance(), R2(), step=constant, valid=valid).verdict == "ok"
+
+
 def test_question_needs_metrics_and_rows(answer):
     assert answer().verdict == "skipped"
     assert answer(GradientNorm()).verdict == "skipped"
     one = [{name: np.asarray(x[:1]) for name, x in batch.items()} for batch in batches()[:1]]
-    assert answer(OfBatches(), valid=one).verdict == "ok"  # a single row cannot be divided
+    assert "could not be divided" in answer(OfBatches(), valid=one).text

@@ -14,14 +14,14 @@ import numpy as np
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
 from learner.data.input_files import MemoryBudget, PathLike, present
-from learner.data.rounding import ROWS
 from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_columns
 from learner.data.sources.table_arrays import Column, RowProblems, names_in, unknown_hint
 from learner.errors import LearnerError, near
 from learner.util.user_warnings import warn
 
 ROWID = ("rowid", "_rowid_", "oid")
-CELLS = 2**20  # read at most to look for numbers that float32 changes
+ROWS = 10_000  # the first ones, in which it looks for numbers that float32 changes
+CELLS = 2**20  # of them, at most
 KEY = 64  # bytes of a key's value in Python
 
 

@@ -33,7 +33,7 @@ def csv(
 ) -> Table:
     """Return the columns of CSV files, in memory.
 
-    Blank lines are skipped. In a file of one column they are empty cells, except at its end.
+    Blank lines are skipped. In a file of one column, `missing` replaces them as empty cells, except at its end.
 
     Args:
       path: the path of the file, plain or gzip; a pattern such as `part-*.csv`, whose files are sorted by name; or a
@@ -78,7 +78,8 @@ def csv(
         raise LearnerError(f"null_values is {nulls!r}; it needs a list of texts", code="data-csv-null-values")
 
     def read(file: Path) -> Table:
-        columns, rows, lines = _rows(file, delimiter, names, encoding, MemoryBudget(file, max_memory))
+        budget = MemoryBudget(file, max_memory)
+        columns, rows, lines = _rows(file, delimiter, names, encoding, budget, keeps_blank=missing is not None)
         spec = parse_columns(str(file), columns, fields, dtypes, labels, missing, unknown)
         texts = {name for field in spec.labels for name in spec.of(field)}
         numbers = {name for field in spec.fields if field not in spec.labels for name in spec.of(field)}
@@ -100,9 +101,12 @@ def csv(
 
 
 def _rows(
-    path: Path, delimiter: str, names: list[str] | None, encoding: str, budget: MemoryBudget
+    path: Path, delimiter: str, names: list[str] | None, encoding: str, budget: MemoryBudget, keeps_blank: bool
 ) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the names of the columns, and for each row its cells and the line in which it ends."""
+    """Return the names of the columns, and for each row its cells and the line in which it ends. `keeps_blank`: blank
+    lines are cells if there is one column.
+    """
+    blank = [""] if keeps_blank else []
     problems: list[str] = []
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -125,9 +129,9 @@ def _rows(
                 characters, limited.characters = limited.characters, 0
                 if columns is None:
                     columns = _header(path, row)
-                elif len(row or [""]) == len(columns):
-                    budget.reserve(_bytes_of(row or [""], characters))
-                    rows.append(row or [""])
+                elif len(row or blank) == len(columns):
+                    budget.reserve(_bytes_of(row or blank, characters))
+                    rows.append(row or blank)
                     lines.append(reader.line_num)
                     count = len(rows) if row else count
                 elif row and len(problems) < MOST_PROBLEMS:
