@@ -160,8 +160,9 @@ def _numbers(line: Namespace) -> int:
         raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}", code="cli-format-unknown", kind=kind)
     output = Path(line.output or run.directory / f"numbers.{kind}")
     into_directory = kind == TENSORBOARD
-    what, suffixes = ("a name", []) if into_directory else (f"the name of a .{kind} file", [f".{kind}"])
-    check_output(output, what, suffixes, directory=into_directory)
+    names_format = output.suffix.lower().removeprefix(".") in KINDS
+    what = "a name" if into_directory else f"the name of a .{kind} file"
+    check_output(output, what, [f".{kind}"] if names_format and not into_directory else [], directory=into_directory)
     if into_directory:
         records = write_events(output, run)
         written_bytes = sum(path.stat().st_size for path in output.rglob("*.exported"))

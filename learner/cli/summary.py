@@ -18,9 +18,9 @@ from learner.cli.configs.importing import import_order
 from learner.cli.configs.missing import check_run
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError
-from learner.renderers import print_overview, print_summary
+from learner.renderers import print_overview, print_summary, print_values
 from learner.renderers.plain import write_lines
-from learner.renderers.summary_text import endings, summary_lines
+from learner.renderers.summary_text import endings
 from learner.runs.history import metric_summary
 from learner.runs.layout import MARK, read_summary
 from learner.runs.population import member_index
@@ -81,7 +81,10 @@ def summary(words: Sequence[str]) -> int:
     text = "there is no summary.json, so the values come from the journal" if is_over else "this run has not ended"
     print(f"{printable(str(directory))}: {text} ({printable(str(run.status))})")
     content = {"metrics": _metrics(run), "seconds": _time_parts(run), "checkpoints": _saved(run)}
-    write_lines(summary_lines(content) if run.history else ["no epoch has ended yet", *endings(content)])
+    if run.history:
+        print_values(content)
+    else:
+        write_lines(["no epoch has ended yet", *endings(content)])
     is_resumable = (directory / "config.yaml").exists() and member_index(directory) is None
     if run.status.word in ("died", "failed") and is_resumable:
         write_lines(["next:", f"  learner resume {shlex.quote(printable(str(directory)))}"])

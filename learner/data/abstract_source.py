@@ -110,7 +110,7 @@ class Source(abc.ABC):
         size = facts["batch_size"]  # of this process; the rows of other processes are unknown
         size = None if size is None else size * self.shares
         unknown: dict[str, Any] = {name: None for name in ("dataset", "contents") if name in facts}
-        return {**facts, "rows": None, "batch_size": size, **unknown}
+        return {**facts, "rows": None, "batch_size": size, "own": True, **unknown}
 
     def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:  # noqa: B027 (most may be)
         """Raise `LearnerError` if the batches from a position on cannot be read again."""

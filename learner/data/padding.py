@@ -59,7 +59,7 @@ class Pad:
         self._fields = None if fields is None else names_of("Pad", fields)
         self._value = value
         self._mask = mask
-        self.needs_all_rows = length is None
+        self.needs_all_rows = length is None and len(self._buckets or ()) != 1
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
         """Return the batch of these items."""

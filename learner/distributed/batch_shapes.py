@@ -14,8 +14,8 @@ from learner.util.text import count, join_names
 
 KEPT = 1000  # changes of the shapes in a pass
 WHOLE_BATCHES = (
-    "Or, if all processes read the same dataset, give the batcher of its loader the attribute needs_all_rows = True: "
-    "then each process makes whole batches"
+    "Or, if all processes read the same dataset, give the batcher of its loader the attribute needs_all_rows = True, "
+    "as Pad and Pack have it: then each process makes whole batches, of items that must be the same in each"
 )
 Runs = Sequence[Sequence[Any]]
 
@@ -85,7 +85,8 @@ def shapes_error(name: str, batch: int, shapes: Mapping[int, str]) -> ProcessErr
     place = f"batch {batch} in pass {number} of the {split} data has"
     for field in next(iter(fields.values())):
         if len({tuple(of_process[field][1:]) for of_process in fields.values()}) > 1:
-            each = [f"{field} {of_process[field]} in process {process}" for process, of_process in fields.items()]
+            named = f"{field} " if field else ""
+            each = [f"{named}{of_process[field]} in process {process}" for process, of_process in fields.items()]
             return ProcessError(
                 f"{place} {join_names(each, 8)}: the parts of a batch form one array, so that all axes but the first "
                 "must have equal lengths in all processes. Pad to one length, as Pad(length=n) and Pack(n, rows=m) "
@@ -96,6 +97,6 @@ def shapes_error(name: str, batch: int, shapes: Mapping[int, str]) -> ProcessErr
     each = [f"{count(of_process, 'row')} in process {process}" for process, of_process in rows.items()]
     return ProcessError(
         f"{place} {join_names(each, 8)}: each batch must have equally many rows in all processes. Drop the rows that "
-        f"are left over, or pad them with weight 0. {WHOLE_BATCHES}",
+        f"are left over, or pad them with weight 0; Pack(n, rows=m) makes m rows. {WHOLE_BATCHES}",
         code="process-rows-differ",
     )

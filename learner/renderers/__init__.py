@@ -47,9 +47,19 @@ def print_summary(
       directory: the run directory, shown with the files.
     """
     from learner.renderers.plain import write_lines
-    from learner.renderers.summary_text import heading, summary_lines
+    from learner.renderers.summary_text import heading
 
     write_lines([heading(summary)], stream)
+    print_values(summary, stream, directory)
+
+
+def print_values(
+    summary: Mapping[str, Any], stream: TextIO | None = None, directory: str | os.PathLike[str] | None = None
+) -> None:
+    """Print a summary without its heading; see `print_summary`."""
+    from learner.renderers.plain import write_lines
+    from learner.renderers.summary_text import summary_lines
+
     if not _is_terminal(stream or sys.stdout):
         write_lines(summary_lines(summary, directory), stream)
         return

@@ -8,6 +8,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -80,8 +81,10 @@ def _directory_without_modules(module: ModuleType) -> str | None:
     """Return the directory that Python imported as a package, as it does with any directory, such as that of a run with
     the module's name, if nothing in it can be imported.
     """
-    is_plain = getattr(module, "__file__", None) is None and hasattr(module, "__path__")
-    return next(iter(module.__path__)) if is_plain and not _names(module) else None
+    if getattr(module, "__file__", None) is not None or not hasattr(module, "__path__"):
+        return None
+    directory = next(iter(module.__path__))
+    return None if _names(module) or any(Path(directory).rglob("*.py")) else directory
 
 
 def _module(name: str, key: str, path: str) -> ModuleType | None:

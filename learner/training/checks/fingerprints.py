@@ -390,7 +390,8 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
     differing = [key for key in have if key in had and had[key] != have[key] and key not in (FIRST_ROW, CONTENTS)]
     known = [key for key in differing if None not in (had[key], have[key])]
     # One process knows all rows, and one of several with data of each process does not.
-    unknown = [key for key in ("rows", "dataset") if key in differing and key not in known]
+    own = before.get("own") or now.get("own")
+    unknown = [key for key in ("rows", "dataset") if own and key in differing and key not in known]
     differing = [key for key in differing if key not in unknown]
     same_class = had.get("class") == have["class"] or all(x.get("class") in LISTS for x in (before, now))
     other_kind = "kind" in known

@@ -47,6 +47,10 @@ def test_directory_without_modules_is_no_module(importable):
     hint = f"(the directory {importable / 'moons'} contains none)"
     with raises_code("config-module-missing", "'moons'", hint):
         import_path("moons.Net", "model")
+    (importable / "moons" / "inner").mkdir()
+    (importable / "moons" / "inner" / "nets.py").write_text("def Net(): return 1\n")
+    with raises_code("config-name-missing", "'iner'"):
+        import_path("moons.iner.nets.Net", "model")
     (importable / "moons" / "nets.py").write_text("def Net(): return 1\n")
     with raises_code("config-name-missing", "'nets'"):
         import_path("moons.Net", "model")

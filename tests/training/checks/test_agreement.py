@@ -125,6 +125,10 @@ def test_descriptions_that_differ_in_anything_else_have_no_error_of_shapes():
     other_field = described({}, train=[4, 9, 2])
     other_field["data"]["train"]["first batch"]["y"] = "int32[4]"
     assert error_of_shapes([first, other_field]) is None
+    for text in ("float16[4, 9, 2]", "float32[4]"):
+        other = described({}, train=[4, 9, 2])
+        other["data"]["train"]["first batch"]["x"] = text
+        assert error_of_shapes([first, other]) is None
 
 
 class Peers:

@@ -145,6 +145,25 @@ def test_rows_of_each_process_are_not_compared_with_those_of_one(tmp_path, monke
     assert "None" not in line
 
 
+class Unsized:
+    """A loader of PyTorch's form, whose dataset may have no length."""
+
+    batch_size = 4
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(batches())
+
+
+def test_rows_of_an_iterable_whose_dataset_gets_a_length_are_compared(tmp_path):
+    directory = tmp_path / "run"
+    adam(saving(directory, 1)).fit(Unsized(object()), valid_data())
+    adam(saving(directory).resume()).fit(Unsized([0] * 64), valid_data())
+    assert any("rows None -> 64" in line for line in warned(directory))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("what", some(["edited rows", "one edited row", "one row more", "a list"], ("one edited row",)))
 def test_other_data_between_epochs_is_one_warning(one, what):
