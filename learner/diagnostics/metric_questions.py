@@ -37,8 +37,8 @@ def metrics(trial: CheckTrial) -> Finding:
     rows, output = rows_of(batch), trial.evaluate(trial.state, batch, jnp.int32(0))
     info = Info(trial.state.step, jnp.asarray(weight_of(output, rows), jnp.float32))
     collection = MetricCollection.of(measured)
-    whole, *with_init = jax.jit(_with_init, static_argnums=0)(collection, output, info)
-    not_neutral = _differing(whole, with_init)
+    expected, *with_init = jax.jit(_with_init, static_argnums=0)(collection, output, info)
+    not_neutral = _differing(expected, with_init)
     # Graphs have several kinds of rows, and an array such as a mean has none.
     single = {len(x) for x in named_leaves(batch).values()} == {rows}
     divisible = MetricCollection.of([m for m in measured if single and _has_row_fields(m, output, rows)])
@@ -48,7 +48,7 @@ def metrics(trial: CheckTrial) -> Finding:
         if rows > 1 and divisible.metrics:
             parts, first, masked = jax.jit(_of_parts, static_argnums=(0, 3))(divisible, output, info, rows)
             compared = len(divisible.metrics)
-            divided = _differing({name: whole[name] for name in parts[0]}, parts)
+            divided = _differing({name: expected[name] for name in parts[0]}, parts)
             padded = _differing(first, masked)
     divided = [name for name in divided if name not in not_neutral]
     if not (compared or not_neutral):
