@@ -16,7 +16,7 @@ class Pad:
 
     Each new length is a new shape, which is compiled once: a `length`, a `multiple` or a few `buckets` keep the number
     of shapes small. Without any of the three, items are padded to the longest one of the batch. In several processes,
-    each reads all rows of a batch to find that one, unless there is a `length`.
+    each reads all rows of a batch to find that one, unless there is a `length` or a single bucket.
 
     Args:
       length: the length.

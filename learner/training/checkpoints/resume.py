@@ -48,7 +48,7 @@ def resolve_length(definition: TrainingDefinition, inputs: Inputs, restored: Res
     epoch, saved = run_length(definition.options, batches).epoch, saved_fingerprint(restored.progress)
     if epoch is None or batches is None:
         return
-    facts, changes = saved["data"].get("train"), epoch_changes(restored.progress)
+    facts, changes = saved["data"].get("train"), _epoch_changes(restored.progress)
     before = facts.get("batches") if isinstance(facts, dict) else None
     accumulated, accumulate = saved["settings"].get(MICRO_BATCHES), definition.options.accumulate
     # Only for a change: a run that resumes unchanged must have the schedule that it would have had.
@@ -64,7 +64,7 @@ def resolve_length(definition: TrainingDefinition, inputs: Inputs, restored: Res
             raise one_error(problems, "the run cannot resume", code="learner-untrainable")
 
 
-def epoch_changes(progress: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+def _epoch_changes(progress: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     """Return the changes of the epochs' length before a checkpoint; see `RunLength.changes`."""
     changes = tuple((epochs, steps) for epochs, steps in progress.get("epoch_changes", ()))
     if changes or not progress.get("steps_ahead"):
