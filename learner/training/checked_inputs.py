@@ -21,6 +21,7 @@ from learner.steps.optimizer import (
 )
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
+from learner.training.checkpoints.resume import resolve_ahead
 from learner.training.checks.population_checks import (
     data_order_problems,
     memory_problems,
@@ -63,7 +64,7 @@ def _check_inputs(definition: TrainingDefinition, inputs: Inputs) -> None:
     """
     options, strategy = definition.options, definition.strategy
     # First, as this redefines the step with resolved schedules, and drops its traces.
-    problems = definition.resolve(inputs.source("train").batches)
+    problems = resolve_ahead(definition, inputs)
     shapes = definition.shapes()
     step = _checked_step(definition, inputs, problems)
     # Only if it differs, as each change drops the traced shapes of the first state.

@@ -85,6 +85,15 @@ def test_parts_that_have_ended_fit_into_their_own_epochs(tmp_path):
         np.testing.assert_allclose(rates(directory), RATE)
 
 
+def test_a_warm_up_may_be_longer_than_a_run_of_short_epochs(tmp_path):
+    """Four epochs of 2 steps have only 8, but the run has 16."""
+    fit(tmp_path / "run", RATE, 2, 4)
+    fit(tmp_path / "run", WarmupCosine(RATE, warmup=10), 4, 12)
+    np.testing.assert_allclose(rates(tmp_path / "run"), RATE * (1 + np.cos(np.pi * (STEPS - 10) / 6)) / 2, rtol=1e-5)
+    with raises_code("learner-untrainable"):
+        fit(tmp_path / "run", WarmupCosine(RATE, warmup=20), 5, 12)
+
+
 def test_accumulation_that_changes_inside_an_epoch(tmp_path):
     """Epoch 2 has two steps of 1 batch, and two of 3 and 1 batches; later ones have two steps."""
     schedule = Step(RATE, 0.5, every=1, unit="epochs")
