@@ -16,7 +16,8 @@ from learner.errors import LearnerError
 from learner.steps.train_state import TrainState
 from learner.strategies.single import SingleDevice
 from learner.training.checked_inputs import read_checked
-from learner.training.checkpoints.resume import data_of, differences, resolve_length
+from learner.training.checkpoints.resume import data_of, differences
+from learner.training.checkpoints.resumed_length import resolve_length
 from learner.training.checks.fingerprints import fingerprint_of
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.group import DispatchGrouping, Grouper, MicroBatchGroup

@@ -21,7 +21,7 @@ from learner.steps.optimizer import (
 )
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
-from learner.training.checkpoints.resume import resolve_ahead
+from learner.training.checkpoints.resumed_length import resolve_ahead
 from learner.training.checks.population_checks import (
     data_order_problems,
     memory_problems,

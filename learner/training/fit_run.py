@@ -8,7 +8,8 @@ from typing import Any
 
 from learner.distributed.process_group import hosts
 from learner.training.batch_split import resolve_split
-from learner.training.checkpoints.resume import changes_since_end, find_checkpoint, first_state, resolve_length
+from learner.training.checkpoints.resume import changes_since_end, find_checkpoint, first_state
+from learner.training.checkpoints.resumed_length import resolve_length
 from learner.training.checks.agreement import propagate_failures
 from learner.training.checks.fingerprints import saved_labels
 from learner.training.definition import TrainingDefinition
