@@ -52,7 +52,7 @@ def propagate(jaxpr: Any, given: Sequence[T], rule: Callable[[Any, list[T]], Seq
 
 def forwarded_inputs(jaxpr: Any) -> list[int | None]:
     """Return, for each output of a traced program, the index of the input that it forwards, also through jitted
-    functions; None for computed outputs.
+    functions and `scan`; None for computed outputs.
 
     >>> import jax
     >>> program = jax.make_jaxpr(lambda x, y: (jax.jit(lambda a, b: (b, a * b))(x, y), x))(1.0, 2.0)
@@ -61,9 +61,25 @@ def forwarded_inputs(jaxpr: Any) -> list[int | None]:
     """
 
     def rule(equation: Any, inputs: list[int | None]) -> list[int | None]:
-        return inputs if equation.primitive.name in FORWARDING else [None] * len(equation.outvars)
+        if equation.primitive.name in FORWARDING:
+            return inputs
+        sources = _forwarded_by_scan(equation) if equation.primitive.name == "scan" else [None] * len(equation.outvars)
+        return [None if source is None else inputs[source] for source in sources]
 
     return propagate(jaxpr, range(len(jaxpr.invars)), rule, None)
+
+
+def _forwarded_by_scan(equation: Any) -> list[int | None]:
+    """Return the index of the input that each output of a `scan` forwards: a carry that all iterations return as it
+    was, or an input whose slices they return.
+    """
+    constants, carries = equation.params["num_consts"], equation.params["num_carry"]
+    sources = forwarded_inputs(equation.params["jaxpr"].jaxpr)
+    is_whole = [
+        source is not None and (source == constants + index if index < carries else source >= constants + carries)
+        for index, source in enumerate(sources)
+    ]
+    return [source if whole else None for source, whole in zip(sources, is_whole, strict=True)]
 
 
 def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:

@@ -54,24 +54,28 @@ def test_state_that_a_valid_step_reads_and_changes_is_named(tmp_path):
 
 
 class Layers(nnx.Module):
-    """Layers in a loop with statistics that are only written, also in validation."""
+    """Rematerialised layers in a loop, with statistics that a step either writes or reads."""
 
     def __init__(self):
         make = nnx.vmap(lambda rngs: nnx.BatchNorm(3, rngs=rngs), in_axes=0, out_axes=0)
         self.layers = make(nnx.Rngs(0).split(2))
 
-    def train_step(self, batch):
+    def __call__(self, x, update):
         @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
         def run(x, layer):
-            return layer(x, use_running_average=False)
+            return nnx.remat(lambda layer, x: layer(x, use_running_average=not update))(layer, x)
 
-        return RegressionOutput.from_predictions(run(batch["x"], self.layers)[:, 0], batch["y"])
-
-    valid_step = train_step
+        return run(x, self.layers)[:, 0]
 
 
-def test_statistics_that_a_loop_only_writes_are_not_named(tmp_path):
-    assert carried(tmp_path, Layers()) == []
+@pytest.mark.parametrize("update", [True, False])
+def test_statistics_that_a_loop_only_writes_or_only_reads_are_not_named(tmp_path, update):
+    def step(model, batch):
+        return RegressionOutput.from_predictions(model(batch["x"], update), batch["y"])
+
+    learner = LearnerBuilder(tmp_path).build(Layers(), optax.sgd, 0.1, train_step=step, valid_step=step)
+    state = jax.eval_shape(learner.init)
+    assert carried_state(learner.definition.step, state, BATCH) == []
 
 
 class Adding(nnx.Module):
