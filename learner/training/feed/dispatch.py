@@ -6,6 +6,7 @@ from typing import Any, Literal
 import jax
 
 from learner.steps.buffers import Feed, ResidentBatches
+from learner.training.feed.place import StreamedParts
 
 PyTree = Any
 Kind = Literal["loop", "single", "tail", "parts"]
@@ -20,7 +21,7 @@ class Dispatch:
         one step that ends with the feed's ragged micro-batch. `parts`: one step whose micro-batches are accumulated one
         by one.
       epoch: the epoch of its micro-batches.
-      feed: the micro-batches on the device; for `parts`, one feed for each.
+      feed: the micro-batches on the device; for `parts`, one feed for each, which large ones get while the step runs.
       start: the index of the first micro-batch in the feed; `None`: the one after the last dispatch.
       count: the number of full micro-batches.
       steps: the number of optimizer steps (batches, in validation).
@@ -34,7 +35,7 @@ class Dispatch:
 
     kind: Kind
     epoch: int
-    feed: Feed | list[tuple[Feed, bool]]
+    feed: Feed | list[tuple[Feed, bool]] | StreamedParts
     start: int | None
     count: int
     steps: int
@@ -46,6 +47,8 @@ class Dispatch:
 
     def shapes(self) -> PyTree:
         """Return the shapes of a micro-batch for messages, of the ragged one if there is one."""
+        if isinstance(self.feed, StreamedParts):
+            return self.feed.shapes()
         feed = self.feed[-1][0] if isinstance(self.feed, list) else self.feed
         if isinstance(feed, ResidentBatches):
             return feed.batch_shapes(feed.size)

@@ -23,9 +23,17 @@ from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.tree_math import rows_of
 from learner.strategies.base import Strategy
 from learner.training.feed.dispatch import Dispatch
-from learner.training.feed.group import DispatchGrouping, Grouper, MicroBatch, MicroBatchGroup, empty_epoch
-from learner.training.feed.place import Placer, ResidentRows, stacked
-from learner.training.feed.prefetch import Prefetcher
+from learner.training.feed.group import (
+    BUFFER_BYTES,
+    DispatchGrouping,
+    Grouper,
+    MicroBatch,
+    MicroBatchGroup,
+    bytes_of,
+    empty_epoch,
+)
+from learner.training.feed.place import Placer, ResidentRows, StreamedParts, stacked
+from learner.training.feed.prefetch import DEPTH, Prefetcher
 from learner.util.text import join_names
 from learner.util.trees import integer_ranges, nonfinite_rows
 
@@ -192,8 +200,9 @@ class Feeder:
     def _prefetched(
         self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool], state: Any
     ) -> Iterator[Dispatch]:
-        closed = threading.Event()
-        return Prefetcher(self._streamed(epoch, batch, step, last, state, closed), stopped=stopped, closed=closed)
+        closed, accumulate = threading.Event(), self._grouping.accumulate
+        depth = 1 if accumulate > 1 and accumulate * bytes_of(self._first) > BUFFER_BYTES else DEPTH
+        return Prefetcher(self._streamed(epoch, batch, step, last, state, closed), depth, stopped, closed)
 
     def _epoch_by_epoch(
         self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool], state: Any
@@ -404,8 +413,9 @@ class Feeder:
             # Even without full micro-batches the program reads a buffer of their shape.
             batches = stacked([micro.batch for micro in full] or [self._first], size)
             return make("tail", feed=self._placer.place(batches, regular, micros[-1]), count=len(full))
-        parts: list[tuple[Feed, bool]] = [(self._placer.place(None, None, micro), True) for micro in micros]
-        return make("parts", feed=parts, count=len(micros))
+        parts = StreamedParts(self._placer, micros)
+        is_large = sum(bytes_of(micro.batch) for micro in micros) > BUFFER_BYTES
+        return make("parts", feed=parts if is_large else list(parts), count=len(micros))
 
 
 def _zeros(batch: PyTree, *axes: int) -> PyTree:

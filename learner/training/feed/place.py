@@ -1,6 +1,6 @@
 """Placement of micro-batches on the devices: in buffers, or as resident data in the order of an epoch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -51,6 +51,28 @@ class Placer:
             None if last is None else put(last_batch, replicated=replicated[1], one_off=True),
             replicated,
         )
+
+
+class StreamedParts:
+    """The micro-batches of one step, which are placed one by one while the step runs. Placed together, they would need
+    memory on the devices in proportion to their number.
+
+    Args:
+      placer: places them.
+      micro_batches: the micro-batches on the host.
+    """
+
+    def __init__(self, placer: Placer, micro_batches: Sequence[MicroBatch]):
+        self._placer, self._micro_batches = placer, micro_batches
+
+    def __iter__(self) -> Iterator[tuple[BatchBuffer, bool]]:
+        """Place each micro-batch when it is requested."""
+        for micro in self._micro_batches:
+            yield self._placer.place(None, None, micro), True
+
+    def shapes(self) -> PyTree:
+        """Return the shapes of the last micro-batch in this process."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._micro_batches[-1].batch)
 
 
 class ResidentRows:

@@ -16,6 +16,7 @@ from learner.steps.program import Programs
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.feed.dispatch import Dispatch
+from learner.training.feed.place import StreamedParts
 from learner.training.programs.compiled_programs import CompiledPrograms, Leaves, StateLeaves
 from learner.util.executables import compile_ahead, executable_of
 from learner.util.text import join_names
@@ -42,7 +43,8 @@ class MetricAccumulator:
 
 
 class Runner:
-    """Hold the state of a run and step it. Nothing here waits for the device.
+    """Hold the state of a run and step it. Nothing here waits for the device, except for the memory of large
+    micro-batches.
 
     If the state consists of shapes with shardings, the programs can be inspected and compiled. They can run once
     `begin` has set the state.
@@ -124,13 +126,17 @@ class Runner:
 
     def _train_parts(self, accumulator: MetricAccumulator, dispatch: Dispatch) -> StepOutputs:
         """Run one optimizer step with its micro-batches one after the other."""
-        assert isinstance(dispatch.feed, list)
+        assert isinstance(dispatch.feed, list | StreamedParts)
         state, programs, collected = self._state, self._programs, []
         sums = programs.begin(state.moving, state.fixed)
         cursor, index = self._cursor(accumulator, dispatch), self.strategy.scalar(0)
         for feed, is_tail in dispatch.feed:
+            done = index
             sums, cursor, index, rows = programs.add[is_tail](state.moving, state.fixed, sums, feed, cursor, index)
             collected.append(rows)
+            if isinstance(dispatch.feed, StreamedParts):
+                # The next iteration places a micro-batch. Until the one before this is added, its memory is in use.
+                jax.block_until_ready(done)
         accumulator.cursor = cursor
         values: StepOutputs
         state.moving, accumulator.metrics, values = programs.finish(

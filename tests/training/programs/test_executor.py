@@ -23,7 +23,7 @@ from learner.strategies import SingleDevice
 from learner.training.feed.dispatches import Feeder
 from learner.training.feed.group import DispatchGrouping
 from learner.training.setup.dispatch_plan import make_runner
-from tests.support.runs import bits
+from tests.support.runs import bits, quiet
 from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
@@ -424,3 +424,21 @@ def test_the_traced_programs_show_convolutions(model, expected):
     lab = lab_of(model, 2)
     for kind in ("train", "valid"):
         assert has_convolution(lab.runner.traced(kind, lab.feeder(split=kind).example())) == expected
+
+
+def test_memory_does_not_grow_with_the_micro_batches_of_a_step(tmp_path):
+    """Micro-batch i is all i, and the gradient its mean. 16 of them have 84 MB, more than a buffer."""
+    rows, width, placed = 64, 20_480, []
+
+    def batches():
+        for number in range(32):
+            placed.append(sum(x.shape == (rows, width) for x in jax.live_arrays()))
+            yield {"x": np.full((rows, width), number, np.float32)}
+
+    def step(params, batch):
+        return {"loss": (batch["x"] @ params["w"]).mean()}
+
+    builder = quiet(tmp_path / "run").grads_accumulation(16).num_steps(2)
+    result = builder.build({"w": jnp.zeros(width)}, optax.sgd, 0.5, train_step=step).fit(batches)
+    np.testing.assert_array_equal(result.model["w"], -0.5 * (7.5 + 23.5))
+    assert max(placed) <= 3
