@@ -141,6 +141,27 @@ def test_unsynchronised_statistics_are_those_of_each_devices_rows(tmp_path):
         np.testing.assert_allclose(moved[sync].var[...], 0.9 + 0.1 * variance, rtol=1e-4)
 
 
+def test_a_batch_without_weight_is_left_out_of_synchronised_gradients(tmp_path):
+    """One of four micro-batches is padding that is not finite."""
+    data = [labelled((4,), 8, seed) | {"mask": np.ones(8, bool)} for seed in range(4)]
+    data[1] |= {"x": np.full((8, 4), np.nan, np.float32), "mask": np.zeros(8, bool)}
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.hidden, self.head = nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 4, rngs=nnx.Rngs(1))
+            self.norm = nnx.BatchNorm(8, rngs=nnx.Rngs(2))
+
+        def train_step(self, batch):
+            logits = self.head(self.norm(self.hidden(batch["x"])))
+            return ClassificationOutput.from_logits(logits, batch["y"], batch["mask"])
+
+    kernels = []
+    for count in (1, 2):
+        builder = LearnerBuilder(tmp_path / str(count)).renderer(None).devices(first(count)).grads_accumulation(2)
+        kernels.append(builder.build(Net(), optax.sgd, 0.1).fit(data).model.head.kernel[...])
+    np.testing.assert_allclose(kernels[1], kernels[0], rtol=1e-5)
+
+
 @pytest.mark.full
 def test_linens_batch_norm_is_synchronised_too(tmp_path):
     import flax.linen as nn

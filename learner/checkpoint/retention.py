@@ -143,5 +143,9 @@ class Retention:
             (sign * score, step) for step, (_, score) in due.items() if score is not None and not math.isnan(score)
         ]
         best = [step for _, step in sorted(scored)[: self.best]]
-        every = [s for s, (epoch, _) in due.items() if self.every and epoch is not None and epoch % self.every == 0]
+        every = [step for step, (epoch, _) in due.items() if self.is_permanent(epoch)]
         return {*last[-self.last :], *best, *every}
+
+    def is_permanent(self, epoch: int | None) -> bool:
+        """Return True if a checkpoint at the end of this epoch is kept permanently. None is inside an epoch."""
+        return self.every is not None and epoch is not None and epoch % self.every == 0

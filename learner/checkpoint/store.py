@@ -43,6 +43,8 @@ ATTEMPTS = 10  # to read a checkpoint of a run that removes some
 FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
 FACTS = ("ends_epoch", "score", "monitor", "at_stop", "at_end", "higher_is_better")
 """The fields of `progress` that are also in the manifest."""
+PERMANENT = "permanent"
+"""A fact of the manifest alone: True if `keep_every` keeps the checkpoint, also once the option has changed."""
 MOST_PACKED = 10_000  # the largest plausible compression factor
 Once = Callable[[Callable[[], Any]], Any]
 
@@ -108,7 +110,7 @@ class CheckpointStore:
                 if self.place.holds(step):
                     self.damaged[step] = str(error)
                 continue
-            table[step] = {**dict.fromkeys(FACTS), **manifest}
+            table[step] = {**dict.fromkeys((*FACTS, PERMANENT)), **manifest}
         return table
 
     def relist(self) -> None:
@@ -172,6 +174,8 @@ class CheckpointStore:
         assert self._retention is not None
         text = json.dumps(progress, allow_nan=False)  # which may raise: before the arrays, and once
         facts = {name: progress.get(name) for name in FACTS}
+        is_kept = not facts["at_stop"] and self._retention.is_permanent(facts["ends_epoch"])
+        facts[PERMANENT] = is_kept
         failure = f"the checkpoint of step {step} could not be written to {self.path(step)}"
         replaced = self.place.retry(lambda: self._save(step, items, facts, text), failure)
         try:
@@ -241,9 +245,11 @@ class CheckpointStore:
         """Remove the checkpoints that are no longer kept. A kill in `save` may have left one too many."""
         assert self._retention is not None
         table = {entry.step: (entry.epoch, entry.score) for entry in self.entries}
-        at_stop, at_end = ([s for s, facts in self._table.items() if facts[reason]] for reason in ("at_stop", "at_end"))
+        at_stop, at_end, permanent = (
+            {step for step, facts in self._table.items() if facts[name]} for name in ("at_stop", "at_end", PERMANENT)
+        )
         retention = dataclasses.replace(self._retention, higher_is_better=self._higher_is_better)
-        for step in sorted(table.keys() - retention.kept(table, at_stop, at_end)):
+        for step in sorted(table.keys() - permanent - retention.kept(table, at_stop, at_end)):
             self.remove(step)
 
     def remove(self, step: int) -> None:

@@ -244,7 +244,11 @@ class StepFunctions(StepDefinition):
             model_state = keep_if(total > 0, model_state, acc.model_state)
         if self.axis is not None and replicated:
             weight, metrics = self.axis.once((weight, metrics), (jnp.zeros_like(weight), acc.metrics))
-        if not weighted:
+        if weighted:
+            assert axis is not None
+            # Without a weight on any device, padding that is not finite must not enter the sum.
+            grads = keep_if(axis.sum(weight) > 0, grads, jax.tree.map(jnp.zeros_like, grads))
+        else:
             grads = jax.tree.map(lambda g: scale_by_weight(g, weight), grads)
         grads = jax.tree.map(lambda s, g: s + g.astype(s.dtype), acc.grads, grads)
         loss, wrong_labels = acc.loss + scale_by_weight(loss, weight), acc.wrong_labels + wrong_labels

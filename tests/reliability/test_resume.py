@@ -558,6 +558,14 @@ def after_each_save(monkeypatch):
     return kept
 
 
+def test_permanent_checkpoints_stay_if_the_option_changes(tmp_path, after_each_save):
+    for epochs, options in ((4, {"keep_every": 2}), (5, {}), (7, {"keep_every": 3})):
+        builder = quiet(tmp_path / "run").num_epochs(epochs).resume()
+        builder.with_file_checkpointer(keep_last=1, keep_best=0, **options)
+        build_line(builder, 0.0).fit(batches()[:1])
+    assert after_each_save == [[1], [2], [2, 3], [2, 4], [2, 4, 5], [2, 4, 6], [2, 4, 6, 7]]
+
+
 @pytest.mark.full  # by default, `test_best.py` covers retention over two epochs each, and `test_store.py` that of saves
 @pytest.mark.parametrize("cut", [None, 3])
 @pytest.mark.parametrize(
