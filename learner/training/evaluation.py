@@ -252,6 +252,8 @@ class Evaluator:
             if restored is not None:
                 self.entry = trained_until(restored.entry, restored.progress)[0]
                 self.labels = saved_labels(restored.progress)
+                for text in restored.notes:
+                    warn(text)
                 _warn_of_precision(restored.progress, definition.options.precision_text)
             definition.take_initial()
             options = definition.options

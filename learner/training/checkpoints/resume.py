@@ -26,7 +26,14 @@ from learner.training.member_decisions import all_ended_text
 from learner.training.options import Options
 from learner.training.programs.executor import scaled
 from learner.training.progress.position import Position
-from learner.training.progress.restore import ALLOWED, Differing, Restored, restore, restore_newest
+from learner.training.progress.restore import (
+    ALLOWED,
+    Differing,
+    Restored,
+    older_checkpoint_clause,
+    restore,
+    restore_newest,
+)
 from learner.training.progress.snapshot import platform_facts
 from learner.training.run_plan import RunPlan
 from learner.training.stopping import MetricEarlyStopping
@@ -71,17 +78,14 @@ def find_checkpoint(plan: RunPlan) -> Restored | None:
         )
     if restored is None:
         plan.processes.run_on_primary(lambda: _refuse_lost(options))
-        return None
-    note = _note_of_lost(options, restored.entry.step)
-    return dataclasses.replace(restored, notes=(*note, *restored.notes))
+    return restored
 
 
-def _note_of_lost(options: Options, step: int) -> list[str]:
-    """Return a list with a warning if the newest checkpoint that the journal records is missing, and the run therefore
-    resumes from an older one, of `step`.
+def _note_of_lost(options: Options, step: int, eval_only: bool) -> list[str]:
+    """Return a list with a warning if the newest checkpoint that the journal records is missing, and an older one, of
+    `step`, is therefore used.
     """
-    is_one_run = options.population is None and member_index(options.directory) is None  # others share checkpoints
-    if not is_one_run or not (options.start or {}).get("resume"):  # `checkpoint(epoch)` goes back on purpose
+    if member_index(options.directory) is not None:  # its journal has no saves of the population
         return []
     try:
         last = max(_recorded_saves(options.directory), default=0)
@@ -90,14 +94,15 @@ def _note_of_lost(options: Options, step: int) -> list[str]:
     if last <= step:
         return []
     with contextlib.closing(open_store(options)) as store:
-        if last in store.steps:  # a damaged one has a warning of its own
+        # A damaged one has a warning of its own. A run that still trains may have replaced it since.
+        if any(saved >= last for saved in store.steps):
             return []
     # Retention always keeps the newest. A run that was killed while it went back has moved it, and no start tells.
     if any((options.directory / "superseded").glob(f"*/checkpoint/{last}")):
         return []
     return [
-        f"the checkpoint of step {last} was saved, but is missing in {options.checkpoint_place}; the run resumes from "
-        f"the checkpoint of step {step}, before it"
+        f"the checkpoint of step {last} was saved, but is missing in {options.checkpoint_place}; "
+        f"{older_checkpoint_clause(step, eval_only)}"
     ]
 
 
@@ -167,7 +172,11 @@ def read_checkpoint(
     options, start = definition.options, definition.options.start or {}
     arguments = definition, allowed(options), differing, eval_only
     if start.get("resume"):
-        return read_of_run(options, processes, lambda store: restore_newest(store, *arguments))
+        restored = read_of_run(options, processes, lambda store: restore_newest(store, *arguments))
+        if restored is None:
+            return None
+        note = _note_of_lost(options, restored.entry.step, eval_only)
+        return dataclasses.replace(restored, notes=(*note, *restored.notes))
     epoch = start.get("epoch", None if "step" in start else "latest")
 
     def read(store: CheckpointStore, entry: Entry) -> Restored:

@@ -111,7 +111,8 @@ def restore(
     optimizer_differs = bool(differing_in["optim"])
     if optimizer_differs and (eval_only or "optimizer" in allow):
         del needed["optim"], differing_in["optim"]
-        notes.append(f"the optimizer has changed: {ALLOWED['optimizer']}")
+        if not eval_only:
+            notes.append(f"the optimizer has changed: {ALLOWED['optimizer']}")
     problems = [line for lines in differing_in.values() for line in lines]
     if problems:
         fresh = "; resume(allow='optimizer') or --resume.allow=optimizer begins with a new state of the optimizer"
@@ -225,7 +226,7 @@ def restore_newest(
         except DamagedError as error:
             damaged.append(str(error))
             continue
-        used = f"the run resumes from the checkpoint of step {step}, before it"
+        used = older_checkpoint_clause(step, eval_only)
         return dataclasses.replace(restored, notes=(*(f"{text}; {used}" for text in damaged), *restored.notes))
     if damaged:
         raise LearnerError(
@@ -235,3 +236,8 @@ def restore_newest(
             code="resume-no-usable-checkpoint",
         )
     return None
+
+
+def older_checkpoint_clause(step: int, eval_only: bool) -> str:
+    """Return a clause about the checkpoint that is used in place of a newer one."""
+    return f"{'the model is that of' if eval_only else 'the run resumes from'} the checkpoint of step {step}, before it"

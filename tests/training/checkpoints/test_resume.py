@@ -3,8 +3,10 @@
 import json
 import shutil
 
+import optax
 import pytest
 
+from learner import LearnerWarning
 from learner.training.checkpoints.resume import data_of, differences, unused_states
 from tests.support.codes import raises_code
 from tests.support.runs import batches, build_line, progress_of, quiet
@@ -60,6 +62,39 @@ def test_a_damaged_newest_checkpoint_is_not_missing(tmp_path):
     two_epochs(run)
     assert LOST not in log_of(run)
     assert log_of(run).count(" WARNING ") == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("waves", [False, 2])
+def test_a_lost_newest_checkpoint_of_a_population_is_one_warning(tmp_path, waves):
+    def train(epochs):
+        builder = quiet(tmp_path / "run").with_file_checkpointer(keep_last=3).resume().num_epochs(epochs)
+        build_line(builder.population(lr=[0.05, 0.1], waves=waves)).fit(batches())
+
+    runs = [tmp_path / "run" / name for name in ("wave-1", "wave-2")] if waves else [tmp_path / "run"]
+    train(2)
+    for run in runs:
+        shutil.rmtree(run / "checkpoint" / "12")
+    train(3)
+    train(4)
+    for run in runs:
+        (text,) = [line for line in log_of(run).splitlines() if " WARNING " in line]
+        assert text.endswith(f"{LOST}{run / 'checkpoint'}; the run resumes from the checkpoint of step 6, before it")
+
+
+@pytest.mark.parametrize("call", ["evaluate", pytest.param("predict", marks=pytest.mark.full)])
+@pytest.mark.parametrize(("lost", "reason"), [("12", LOST), ("12/state", "12 is damaged: ")])
+def test_evaluating_an_older_checkpoint_than_the_newest_is_one_warning(tmp_path, call, lost, reason):
+    run = tmp_path / "run"
+    two_epochs(run)
+    shutil.rmtree(run / "checkpoint" / lost)
+    learner = build_line(quiet(run).resume(), optimizer=optax.adam)  # no reason for a warning
+    with pytest.warns(LearnerWarning, match=reason) as caught:
+        list(getattr(learner, call)(batches()))
+    list(getattr(learner, call)(batches()))
+    assert [str(each.message).partition("; ")[2] for each in caught] == [
+        "the model is that of the checkpoint of step 6, before it"
+    ]
 
 
 @pytest.mark.parametrize("killed", [False, True])
