@@ -3,7 +3,7 @@
 import contextlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,8 +49,8 @@ class MetricValues(dict[str, Any]):
 def evaluate(
     definition: TrainingDefinition, runner: Runner, inputs: Inputs, processes: ProcessGroup, warned: set[str]
 ) -> MetricValues:
-    """Return the metrics of the valid step over all batches of all processes, by name. Warn about the step, except of
-    the texts in `warned`, which gets them.
+    """Return the metrics of the valid step over all batches of all processes, by name. Warn about the step and about
+    undefined values, except of the texts in `warned`, which gets them.
     """
     refuse_endless(inputs)
     options, step = definition.options, definition.step
@@ -71,10 +71,7 @@ def evaluate(
         described = {"data": data, **metrics_description(options, programs)}
         processes.agree("what they evaluate", described, error_of_shapes)
     programs.clear()  # they hold memory
-    for text in dict.fromkeys(texts):
-        if text not in warned:
-            warn(text)  # which may raise
-            warned.add(text)
+    _warn_once(texts, warned)
     needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
     metrics = {split: options.metrics_of(split) for split in inputs.valid}
     timer, records = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0)), ProcessRecords(processes)
@@ -99,8 +96,17 @@ def evaluate(
             # Inside of the context: a program that runs out of memory raises when its values are read.
             reporter.wait()
         raise_dropped()
+    undefined = reporter.undefined.items()
+    _warn_once([f"{_name(key)} is not defined (NaN): {reason}" for key, reason in undefined], warned)
     values = {_name(key): values[-1] for key, values in reporter.history.items()}
     return MetricValues(values, {_name(key): arrays() for key, arrays in reporter.arrays.items()})
+
+
+def _warn_once(texts: Sequence[str], warned: set[str]) -> None:
+    for text in dict.fromkeys(texts):
+        if text not in warned:
+            warn(text)  # which may raise
+            warned.add(text)
 
 
 def _name(key: str) -> str:

@@ -15,12 +15,12 @@ import optax
 import pytest
 from flax import linen, nnx
 
-from learner import ClassificationOutput, LearnerError, Linen, RegressionOutput
+from learner import ClassificationOutput, LearnerError, LearnerWarning, Linen, RegressionOutput
 from learner.data import DataLoaderBuilder, PerProcess, csv
 from learner.data.batch_arrays import batch_arrays
 from learner.data.source import source_of
 from learner.distributed.process_group import SingleProcess
-from learner.metrics import AUROC, Accuracy, By, CollectingMetric, ConfusionMatrix, Recall, Subset
+from learner.metrics import AUROC, Accuracy, By, CollectingMetric, ConfusionMatrix, PearsonCorrelation, Recall, Subset
 from learner.optimizers import Ema
 from learner.reports import html_report
 from learner.runs import RunReader, compare
@@ -219,6 +219,19 @@ def test_an_evaluation_gives_the_warnings_of_its_step_once(tmp_path):
     trained.evaluate(batches())  # the run has warned
     with pytest.warns(UserWarning, match="valid_step draws from the random stream 'dropout'"):
         of_dropping(tmp_path / "run2").evaluate(batches(), checkpoint="best")
+
+
+def test_an_evaluation_gives_the_reason_of_an_undefined_value_once(tmp_path):
+    builder = quiet(tmp_path / "run").metric_valid(PearsonCorrelation())
+    learner = builder.build(line(bias=False), valid_step=line_step)  # weights of 0 predict 0 for each row
+    with pytest.warns(LearnerWarning, match="predictions are constant") as caught:
+        values = learner.evaluate({"a": batches(), "b": batches()})
+    assert len(caught) == 1
+    assert str(caught[0].message).startswith("a/Pearson Correlation is not defined (NaN): ")
+    assert np.isnan([values["a/Pearson Correlation"], values["b/Pearson Correlation"]]).all()
+    with pytest.warns(LearnerWarning, match=r"^Pearson Correlation is not defined \(NaN\): "):
+        learner.evaluate(batches())
+    learner.evaluate(batches())
 
 
 def test_a_warning_that_is_an_error_is_raised_by_each_evaluation(tmp_path):

@@ -81,6 +81,11 @@ class Delivery(ThreadOwned):
         return self._host_metrics.arrays
 
     @property
+    def undefined(self) -> Mapping[str, str]:
+        """See `HostMetrics`."""
+        return self._host_metrics.undefined
+
+    @property
     def has_listeners(self) -> bool:
         """True if listeners get the values of steps, in addition to the files."""
         return bool(self._listeners)

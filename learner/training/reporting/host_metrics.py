@@ -35,6 +35,7 @@ class HostMetrics(ThreadOwned):
 
     Attributes:
       arrays: functions by key that return the newest value of a text metric as arrays.
+      undefined: the reasons by key for the values that were reported as undefined.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class HostMetrics(ThreadOwned):
     ):
         self._metrics, self.rows, self._warn = metrics, rows, warn
         self.arrays: Arrays = {}
+        self.undefined: dict[str, str] = {}
         self._before: dict[str, dict[str, Any]] = {}  # the states before a validation in progress, by split
         self._without_value: set[str] = set()  # names of metrics that returned None
         self._reported = _undefined_in(history)  # names of metrics that were reported as undefined
@@ -145,10 +147,8 @@ class HostMetrics(ThreadOwned):
             self._reported.add(metric.name)
             has_reason = metric.name not in self._without_value or metric.undefined != MetricBase.undefined
             reason = metric.undefined if has_reason else "its compute returned nothing (None)"
-            self._warn(
-                f"{finished.split}/{metric.name} of epoch {finished.epoch} is not defined (NaN), which is said once: "
-                f"{reason}"
-            )
+            self.undefined[key := f"{finished.split}/{metric.name}"] = reason
+            self._warn(f"{key} of epoch {finished.epoch} is not defined (NaN), which is said once: {reason}")
 
 
 def _undefined_in(history: History) -> set[str]:

@@ -339,6 +339,11 @@ class Reporter(ThreadOwned):
         """Functions by key that return the newest value of a text metric as arrays. Read them like `history`."""
         return self._delivery.arrays
 
+    @property
+    def undefined(self) -> Mapping[str, str]:
+        """The reasons by key for the values that were reported as undefined. Read them like `history`."""
+        return self._delivery.undefined
+
     def history_of(self, member: int | None) -> History:
         """Return the history of a member of a population, or of the run; see `history`."""
         return self._delivery_of(member).history
