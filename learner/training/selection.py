@@ -30,6 +30,18 @@ class Selection:
         """The method of the builder."""
         return type(self).__name__.lower()
 
+    @property
+    def settings(self) -> str:
+        """Return the arguments as a text, without the seed, which is the run's.
+
+        >>> Exploit(Monitor("valid/Loss", "min"), 1, 0.25, (0.5, 2.0)).settings
+        'valid/Loss (min), every_epochs=1, part=0.25, factors=[0.5, 2.0]'
+        """
+        mode = f" ({self.monitor.mode})" if self.monitor.mode else ""
+        fields = [field.name for field in dataclasses.fields(self) if field.name not in ("monitor", "seed")]
+        numbers = [f"{name}={np.asarray(getattr(self, name)).tolist()}" for name in fields]
+        return ", ".join([self.monitor.monitor + mode, *numbers])
+
     def problems(self) -> list[str]:
         """Return everything that is wrong with the arguments."""
         if is_int(self.every_epochs) and self.every_epochs >= 1:

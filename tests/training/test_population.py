@@ -1220,6 +1220,34 @@ def test_exploit_resumes_to_the_bit(tmp_path):
         assert part == other
 
 
+SELECTIONS = {
+    "exploit added": (
+        lambda b: b,
+        lambda b: b.exploit("valid/Loss"),
+        "exploit: none -> valid/Loss (min), every_epochs=1, ",
+    ),
+    "other factors": (
+        lambda b: b.exploit("valid/Loss", factors=(0.5, 2.0)),
+        lambda b: b.exploit("valid/Loss", factors=[0.25, 2.0]),
+        "part=0.25, factors=[0.5, 2.0] -> valid/Loss (min), every_epochs=1, part=0.25, factors=[0.25, 2.0]",
+    ),
+    "halving removed": (lambda b: b.halving("valid/Loss", 2), lambda b: b, "every_epochs=2, keep=0.5 -> none"),
+    "nothing": (lambda b: b.exploit("valid/Loss"), lambda b: b.exploit("valid/Loss", part=np.float64(0.25)), None),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("what", SELECTIONS)
+def test_another_selection_is_one_warning(tmp_path, what):
+    before, now, text = SELECTIONS[what]
+    for epochs, configure in ((1, before), (2, now)):
+        builder, build = lines(tmp_path / "run", lr=[0.1, 0.2])
+        build(configure(builder).num_epochs(epochs).with_file_checkpointer().resume()).fit(shuffled(), shuffled())
+    log = (tmp_path / "run" / "experiment.log").read_text().splitlines()
+    changed = [line for line in log if "the run resumes although this changed" in line]
+    assert [text in line for line in changed] == ([] if text is None else [True])
+
+
 @pytest.mark.full
 def test_each_member_has_its_own_plateau(tmp_path):
     """With a tiny rate, the loss improves at each validation; with the rate 1 it does not, and the rate falls."""

@@ -82,12 +82,21 @@ def fingerprint_of(definition: TrainingDefinition, inputs: Inputs) -> JSON:
         "metrics": metrics_in_flight(options),
         "metric settings": metric_settings(options),
         "population": None if options.population is None else options.population.to_json(),
+        **_selections(options),
     }
     return {
         "data": {split: _facts(inputs, split) for split in ("train", *inputs.valid)},
         "settings": settings,
         "programs": _programs(step, definition.shapes(), inputs),
     }
+
+
+def _selections(options: Options) -> dict[str, str]:
+    """Return texts about the selections among the members of a population, by the builder's methods."""
+    if options.population is None:
+        return {}
+    selections = {"halving": options.halving, "exploit": options.exploit}
+    return {name: "none" if selection is None else selection.settings for name, selection in selections.items()}
 
 
 def metrics_in_flight(options: Options) -> list[str]:
