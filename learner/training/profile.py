@@ -12,7 +12,7 @@ from learner.util.text import duration
 
 SHOWN = 5
 WHAT_HELPS = {
-    "device": "computing takes most of the time: lower precision, cheaper operations or a smaller model make it less",
+    "device": "computing is the largest part: lower precision, cheaper operations or a smaller model make it less",
     "data": "steps wait for batches: more num_workers or prefetch, cheaper items, or data that fits into memory",
     "host": "the device waits for Python between dispatches: larger batches, or more steps in one dispatch",
     "listeners": "metrics on the host, files and loggers cannot keep up: log every few steps, or fewer metrics",
@@ -44,7 +44,7 @@ class Profile:
       waits for data     7.5 ms  15 %
       waits for host     2.5 ms   5 %
       waits for worker     0 ms   0 %
-    device: computing takes most of the time: ...
+    device: computing is the largest part: ...
     """
 
     first: int

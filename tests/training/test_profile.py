@@ -56,4 +56,4 @@ def test_a_device_bottleneck_distinguishes_communication():
     profile = Profile(0, 10, 1, 1.0, 0.9, 0.0, 0.0, 0.1, operations=operations)
     assert profile.exchanging == pytest.approx(0.5)
     assert "device: the devices exchange arrays in 50 % of their time" in str(profile)
-    assert "device: computing takes most" in str(dataclasses.replace(profile, operations=operations[2:]))
+    assert "device: computing is the largest part" in str(dataclasses.replace(profile, operations=operations[2:]))
