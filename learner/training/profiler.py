@@ -22,7 +22,8 @@ class Profiler(ThreadOwned):
     """Trace the steps of a run after `first` up to `last`, or about a second of them if `last` is None.
 
     The device is idle when the steps begin and end. They end early before a validation or a hook, whose time must not
-    count. If no trace can be taken, the run warns and continues. The profiler belongs to the loop's thread.
+    count. If no trace can be taken, the run warns and continues; so does a run that resumes behind the steps, unless it
+    has their profile. The profiler belongs to the loop's thread.
     """
 
     def __init__(self, window: Window, run: Path, reporter: Reporter, timer: StepTimer):
@@ -51,14 +52,15 @@ class Profiler(ThreadOwned):
         return self._tracing
 
     def _begin(self, step: int) -> None:
+        # A second that began in an earlier process is not traced again.
+        if step >= (self._first + 1 if self._last is None else self._last):
+            self._miss(step)
+            return
         self._reporter.wait()  # until the device is idle: steps in flight would be traced partially
         if self._last is None:
             self._last = step + min(
                 MOST, max(LEAST, int(SECONDS / (self._timer.estimator.seconds("train") or SECONDS)))
             )
-        if step >= self._last:
-            self._ended = True
-            return
         self._first = step
         if problem := problem_with(self._directory):
             self._fail(problem)
@@ -80,7 +82,7 @@ class Profiler(ThreadOwned):
         if self._ended:
             return
         if not self._tracing:
-            self._fail(f"the run ended before step {self._first + 1}")
+            self._miss(step)
             return
         began = time.perf_counter()
         self._reporter.wait()  # the steps in flight belong to the window
@@ -131,6 +133,14 @@ class Profiler(ThreadOwned):
             f"profile of steps {profile.first + 1} to {profile.last}: {shares}; {self._directory / FILE}"
         )
         self._window.complete(profile)
+
+    def _miss(self, step: int) -> None:
+        """End without a trace, because the run ends before the steps or has resumed behind their first, at `step`."""
+        self._ended = True
+        if step <= self._first:
+            self._fail(f"the run ended before step {self._first + 1}")
+        elif not (self._directory / FILE).is_file():
+            self._fail(f"the run has resumed after step {step}")
 
     def _fail(self, why: str) -> None:
         self._ended = True

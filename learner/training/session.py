@@ -121,7 +121,7 @@ def _setup(
         validator=validator,
         numbers=NumberLog(reporter, validator, processes, monitored_numbers(options, spec.plateau)),
         timer=timer,
-        profiler=build_profiler(spec, position, timer, reporter),
+        profiler=build_profiler(spec, timer, reporter),
     )
     if restored is not None:
         for reason in restore_decisions(options, spec.plateau, restored):

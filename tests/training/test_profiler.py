@@ -106,6 +106,15 @@ def test_a_failing_metric_leaves_no_trace_open(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("steps", [(3, 9), pytest.param((3, None), marks=pytest.mark.full)])
+def test_a_run_that_resumes_behind_the_range_logs_it(tmp_path, steps):
+    builder = lambda: quiet(tmp_path / "run").with_file_checkpointer()  # noqa: E731
+    build_line(builder().num_epochs(2)).fit(batches())
+    build_line(builder().num_epochs(3).profile(steps).resume()).fit(batches())
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert log.count("no step was profiled: the run has resumed after step 12") == 1
+
+
 @pytest.mark.full
 def test_a_complete_profile_is_not_repeated_on_resume(tmp_path):
     def build(epochs):
@@ -115,6 +124,7 @@ def test_a_complete_profile_is_not_repeated_on_resume(tmp_path):
     before = (tmp_path / "run" / "profile" / "profile.json").read_text()
     build_line(build(6).resume()).fit(batches())
     assert (tmp_path / "run" / "profile" / "profile.json").read_text() == before
+    assert "no step was profiled" not in (tmp_path / "run" / "experiment.log").read_text()
 
 
 @pytest.mark.full

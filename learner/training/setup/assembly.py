@@ -17,7 +17,6 @@ from learner.training.monitors import monitored_on_host
 from learner.training.profiler import Profiler
 from learner.training.programs.executor import Runner
 from learner.training.programs.population_runner import PopulationRunner
-from learner.training.progress.position import Position
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimer
 from learner.training.setup.dispatch_plan import step_work
@@ -113,10 +112,9 @@ def compaction_pays(spec: RunSpec, ended: int, step: int) -> bool:
     return steps is None or flops * ended * (steps - step) > least
 
 
-def build_profiler(spec: RunSpec, position: Position, timer: StepTimer, reporter: Reporter) -> Profiler | None:
+def build_profiler(spec: RunSpec, timer: StepTimer, reporter: Reporter) -> Profiler | None:
     """Return the profiler of some steps. Return None if none are profiled in this process."""
     window = spec.options.profile
-    # A one-second window that began in an earlier process is not traced again.
-    if spec.processes.index or window is None or (window.last is None and position.step > window.first):
+    if spec.processes.index or window is None:
         return None
     return Profiler(window, spec.options.directory, reporter, timer)
