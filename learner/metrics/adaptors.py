@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Metric
+from learner.metrics.base import Array, Info, Metric, rows_mask
 from learner.util.promotion import standard_promotion
 
 OPTIONAL = ("mask", "prediction_mask")
@@ -34,7 +34,8 @@ class Adapted(Metric):
       higher_is_better: the metric's direction, if it has one.
       unit: the unit of its value.
       arguments: for each argument of the metric, the field of the output to pass: `labels="targets"`. The field `mask`
-        may be missing from the output; `None` is passed then.
+        is passed as booleans, even if it holds weights, and as `None` if the output has none. To weight a metric, pass
+        the weights in another field.
 
     Raises:
       LearnerError: `metric` is not such a metric, its states cannot be merged, or no arguments are given.
@@ -84,8 +85,7 @@ class Adapted(Metric):
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
         """Add a batch: pass the output's fields to the metric."""
-        given = {name: getattr(output, field, None) for name, field in self._arguments.items()}
-        given = {name: x if x is None else jnp.asarray(x) for name, x in given.items()}
+        given = {name: _field(output, field) for name, field in self._arguments.items()}
         with standard_promotion():
             return _like(self._kind.update(state, given), state)
 
@@ -107,6 +107,11 @@ class Adapted(Metric):
                 code="metric-adapted-not-a-number",
             )
         return jnp.asarray(value).astype(jnp.float32)
+
+
+def _field(output: Any, field: str) -> Array | None:
+    x = rows_mask(output) if field == "mask" else getattr(output, field, None)
+    return x if x is None else jnp.asarray(x)
 
 
 class _Clu:

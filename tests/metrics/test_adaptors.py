@@ -99,6 +99,18 @@ def test_metrax_class():
     assert value(metric, *outputs) == pytest.approx(np.sqrt((0.5 + 1 + 9 / 4) / 1))
 
 
+WEIGHTED = {"nnx": nnx.metrics.Average("values"), "clu": Average}
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_weights_in_the_mask_count_each_row_once(kind, size):
+    metric = Adapted(WEIGHTED[kind], name="Mine", values="x", mask="mask")
+    x, weights = np.array([1.0, 2.0, 6.0, 100.0], np.float32), np.array([0.625, 2.5, 0.625, 0.0], np.float32)
+    batches = [output(x=x[i : i + size], mask=weights[i : i + size]) for i in range(0, 4, size)]
+    assert value(metric, *batches) == 3.0
+
+
 def test_nnx_average():
     metric = Adapted(nnx.metrics.Average("x"), x="x", mask="mask")
     assert value(metric, output(x=[1.0, 2.0], mask=None), output(x=[6.0, 5.0], mask=[True, False])) == 3.0
