@@ -13,10 +13,14 @@ import numpy as np
 from learner.errors import LearnerError, near
 from learner.metrics.base import CollectingMetric, Info
 from learner.metrics.bleu import BLEU
+from learner.metrics.edits import CharacterErrorRate, WordErrorRate
+from learner.metrics.rouge import RougeL
+from learner.metrics.sequences import ExactMatch
 from learner.metrics.tokens import Ends, token_lists
 
 UNITS: dict[str, Callable[[str], Sequence[str]]] = {"words": str.split, "characters": list}
 ROWS = 256  # compared at once
+TokenMetric = WordErrorRate | CharacterErrorRate | BLEU | RougeL | ExactMatch
 
 
 class OnText(CollectingMetric):
@@ -47,7 +51,7 @@ class OnText(CollectingMetric):
     fields = ("predictions", "targets")
     pads_rows = True
 
-    def __init__(self, metric: Any, decode: Callable[[list[int]], str], units: str | None = None) -> None:
+    def __init__(self, metric: TokenMetric, decode: Callable[[list[int]], str], units: str | None = None) -> None:
         ends = getattr(metric, "_ends", None)
         if not isinstance(ends, Ends):
             needs = "WordErrorRate(), CharacterErrorRate(), BLEU(), RougeL() or ExactMatch()"
@@ -76,7 +80,7 @@ class OnText(CollectingMetric):
         self.description, self.undefined = metric.description, metric.undefined
         self.name = f"{metric.name} on Text" + ("" if units == metric.units else f" by {units}")
         self._ends, self._decode, self._units = ends, decode, UNITS[units]
-        self._metric = copy.copy(metric)
+        self._metric: Any = copy.copy(metric)
         self._metric._ends = Ends(metric.name, -1, None)
 
     def collect(self, output: Any) -> dict[str, Any]:

@@ -214,8 +214,9 @@ def nested(
     an object of a known kind. `kind`: the kind of the objects, or a mapping of the kinds by name, or None.
     """
     if isinstance(value, list):
-        return read_list(value, lambda i, item: nested(item, f"{key}.{i}", names, model=model, kind=kind))
-    is_object = isinstance(value, Mapping) and "class_path" in value
+        listed = [*_named_objects(dict(enumerate(value)), names).values()]
+        return read_list(listed, lambda i, item: nested(item, f"{key}.{i}", names, model=model, kind=kind))
+    is_object = _is_object(value)
     kinds = kind if isinstance(kind, Mapping) else {}
     if kind == PREDICATE:
         return predicate(value, key)
@@ -224,8 +225,22 @@ def nested(
     if is_object:
         return recipe(value, key, {"Group": GROUP}) if kinds else recipe(value, key, names, model=model)
     if isinstance(value, Mapping):
-        return read_each(value, lambda n, item: nested(item, f"{key}.{n}", names, model=model, kind=kinds.get(n)))
+        items = _named_objects(value, names)
+        return read_each(items, lambda n, item: nested(item, f"{key}.{n}", names, model=model, kind=kinds.get(n)))
     return value
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping) and "class_path" in value
+
+
+def _named_objects(items: Mapping[Any, Any], names: Mapping[str, str] | None) -> Mapping[Any, Any]:
+    """Return the items of a list or mapping, with short names beside objects as objects. jsonargparse reads a list or
+    mapping of short names alone.
+    """
+    if not any(map(_is_object, items.values())):
+        return items
+    return {n: {"class_path": x} if isinstance(x, str) and x in (names or {}) else x for n, x in items.items()}
 
 
 def predicate(value: Any, key: str) -> Any:

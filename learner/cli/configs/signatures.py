@@ -1,6 +1,7 @@
 """Checks of arguments from a config against the signature of their function, by jsonargparse."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -185,7 +186,8 @@ def _parse(
 
 def _parse_object(parser: ArgumentParser, given: Mapping[str, Any]) -> Namespace:
     with _our_yaml():
-        parsed: Namespace = parser.parse_object(dict(given), defaults=False)
+        # jsonargparse replaces the names of objects inside of mappings, and the config is saved afterwards.
+        parsed: Namespace = parser.parse_object(copy.deepcopy(dict(given)), defaults=False)
     return parsed
 
 

@@ -483,6 +483,27 @@ def test_invalid_loggers_are_refused(importable, line_config, changes, message):
     assert message in str(error.value)
 
 
+SCORE = {"name": "Score", "function": "jax.numpy.subtract"}
+OF_NAMES = {**SCORE, "metrics": {"x1": "Accuracy", "x2": "Loss"}}
+F1 = {"class_path": "FBeta", "init_args": {"classes": 2}}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "title"),
+    [
+        ("OnText", {"metric": "WordErrorRate", "decode": "builtins.repr"}, "Word Error Rate on Text"),
+        ("Aggregate", OF_NAMES, "Score"),
+        ("Aggregate", {**SCORE, "metrics": {"x1": "Accuracy", "x2": F1}}, "Score"),
+        ("Head", {"metric": {"class_path": "Aggregate", "init_args": OF_NAMES}, "head": "genre"}, "Score of genre"),
+    ],
+)
+def test_metrics_of_metrics_have_short_names(importable, line_config, name, arguments, title):
+    config = RunConfig(line_config | {"metric_valid": {"class_path": name, "init_args": arguments}})
+    metrics = config.learner(with_data=False).definition.options.metrics_of("valid")
+    assert title in [metric.name for metric in metrics]
+    assert RunConfig(saved_content(config)).text() == config.text()
+
+
 def test_argument_named_on_is_a_text(importable, line_config):
     """YAML 1.1 reads it as `true`."""
     logger = "{class_path: Webhook, init_args: {url: 'http://127.0.0.1:9/', on: [end, failure]}}"
