@@ -17,6 +17,7 @@ from learner.metrics.edits import CharacterErrorRate, WordErrorRate
 from learner.metrics.rouge import RougeL
 from learner.metrics.sequences import ExactMatch
 from learner.metrics.tokens import Ends, token_lists
+from learner.util.default_device import cpu_device
 
 UNITS: dict[str, Callable[[str], Sequence[str]]] = {"words": str.split, "characters": list}
 ROWS = 256  # compared at once
@@ -94,7 +95,7 @@ class OnText(CollectingMetric):
             return self._metric.score_texts(*texts)
         known: dict[str, int] = {}
         sides = [[[known.setdefault(u, len(known)) for u in self._units(text)] for text in side] for side in texts]
-        with jax.default_device(_cpu()):
+        with jax.default_device(cpu_device()):
             state, update = self._metric.init(), jax.jit(self._update)
             for first in range(0, len(sides[0]), ROWS):
                 state = update(state, *(_padded(side[first : first + ROWS]) for side in sides))
@@ -130,11 +131,3 @@ def _padded(rows: list[list[int]]) -> np.ndarray:
     for row, numbers in zip(padded, rows, strict=True):
         row[: len(numbers)] = numbers
     return padded
-
-
-def _cpu() -> Any:
-    """Return the host's CPU device, if JAX has one: the run's own devices are busy."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return jax.local_devices()[0]

@@ -19,6 +19,7 @@ from learner.metrics import (
     AUROC,
     R2,
     Accuracy,
+    Aggregate,
     By,
     ConfusionMatrix,
     FBeta,
@@ -154,17 +155,23 @@ def test_metrics_without_an_output_are_refused(metric):
         Head(metric, "genre")
 
 
+def negated(x):
+    return -x
+
+
 @pytest.mark.parametrize("metric", [Accuracy(), AUROC()], ids=str)
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
 def test_wrappers_can_be_copied(metric, make):
-    for wrapper in (Head(metric, "genre"), Subset(metric, "group", 1, "one"), By(metric, "group", ["a", "b"])):
+    combined = Aggregate("Score", {"x": metric}, negated)
+    for wrapper in (Head(metric, "genre"), Subset(metric, "group", 1, "one"), By(metric, "group", ["a"]), combined):
         copied = make(wrapper)
         assert (type(copied), copied.name, copied.fields) == (type(wrapper), wrapper.name, wrapper.fields)
 
 
 def test_signatures_of_wrappers():
-    shown = [list(inspect.signature(wrapper).parameters) for wrapper in (Head, Subset, By)]
-    assert shown == [["metric", "head", "name"], ["metric", "by", "value", "name"], ["metric", "by", "names"]]
+    shown = [list(inspect.signature(wrapper).parameters) for wrapper in (Head, Subset, By, Aggregate)]
+    assert shown[:3] == [["metric", "head", "name"], ["metric", "by", "value", "name"], ["metric", "by", "names"]]
+    assert shown[3] == ["name", "metrics", "function", "higher_is_better", "unit"]
 
 
 def test_loss_of_a_head_has_no_groups():

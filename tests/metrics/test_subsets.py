@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from learner import LearnerBuilder
@@ -20,9 +21,11 @@ from learner.metrics import (
     Accuracy,
     Adapted,
     Aggregate,
+    AveragePrecision,
     By,
     ExactMatch,
     GradientNorm,
+    Head,
     Info,
     IoUPerClass,
     IterationSpeed,
@@ -32,6 +35,7 @@ from learner.metrics import (
     MeanSquaredError,
     ParameterNorm,
     Perplexity,
+    SpearmanCorrelation,
     Subset,
     TokenAccuracy,
     UpdateRatio,
@@ -294,6 +298,64 @@ def test_aggregate_of_metrics_of_steps():
     assert metric.compute(metric.update(metric.init(), None, info)) == 3.0
 
 
+def mean_of_ranks(**options):
+    metrics = {"a": Head(AUROC("binary", classes=1), "one"), "b": Head(SpearmanCorrelation(), "other")}
+    return Aggregate("Mean", metrics, lambda a, b: jnp.maximum((a + b) / 2, -1), **options)
+
+
+def test_aggregate_of_metrics_that_collect_rows():
+    columns = make_columns()
+    rows = {"one": columns, "other": {"predictions": columns["logits"], "targets": columns["group"].astype(np.float32)}}
+    parts = slice(0, 7), slice(7, 120)
+    outputs = [types.SimpleNamespace(mask=None, **jax.tree.map(lambda x, p=p: x[p], rows)) for p in parts]
+    counted = columns["mask"] == 1
+    auroc = sklearn_metrics.roc_auc_score(columns["targets"][counted], columns["logits"][counted])
+    correlation = stats.spearmanr(columns["logits"], columns["group"]).statistic
+    metric = mean_of_ranks(higher_is_better=True, unit="m")
+    assert collected_value(metric, *outputs) == pytest.approx((auroc + correlation) / 2, rel=1e-6)
+    assert (metric.name, metric.unit, metric.higher_is_better, metric.numeric) == ("Mean", "m", True, True)
+    assert metric.fields == ("one.logits", "one.targets", "other.predictions", "other.targets")
+
+
+def test_subset_of_an_aggregate_of_metrics_that_collect_rows():
+    columns = make_columns()
+    metric = Subset(Aggregate("A", {"a": AUROC("binary", classes=1)}, lambda a: 2 * a), "group", 2, "dogs")
+    assert collected_value(metric, output(**columns)) == pytest.approx(2 * auroc_of(columns, 2), rel=1e-6)
+
+
+def test_padding_of_an_aggregate_fits_all_of_its_metrics():
+    ranks = Aggregate("A", {"a": AUROC(), "b": AveragePrecision()}, max)
+    assert (ranks.pads_rows, ranks.pad_value) == (True, AUROC.pad_value)
+    assert not mean_of_ranks().pads_rows
+
+
+@pytest.mark.full
+def test_aggregate_of_metrics_that_collect_rows_in_a_run(tmp_path):
+    def step(model, batch):
+        logits, rows = batch["logits"] * model["w"], jnp.float32(len(batch["mask"]))
+        return {"loss": jnp.mean(logits), "logits": logits, "targets": batch["targets"], "weight": rows}
+
+    ranks = {"x": AUROC("binary", classes=1), "y": AveragePrecision("binary", classes=1)}
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).num_epochs(2).with_batch_size(8)
+    builder.metrics(Aggregate("Score", ranks, lambda x, y: x / y, higher_is_better=True))
+    builder.with_file_checkpointer(monitor="valid/Score")
+    learner = builder.build({"w": jnp.float32(1)}, optax.sgd, 0.0, train_step=step, valid_step=step)
+    columns = {name: x for name, x in make_columns().items() if name in ("logits", "targets", "mask")}
+    history = learner.fit(ArrayDataset(columns), ArrayDataset(columns)).history
+    truth, scores = columns["targets"], columns["logits"]
+    expected = sklearn_metrics.roc_auc_score(truth, scores) / sklearn_metrics.average_precision_score(truth, scores)
+    for split in ("train", "valid"):
+        assert history[f"{split}/Score"] == [pytest.approx(expected, rel=1e-6)] * 2
+
+
+def test_subclass_of_aggregate():
+    class Score(Aggregate):
+        def __init__(self):
+            super().__init__("Score", {"a": MeanAbsoluteError()}, lambda a: -a)
+
+    assert value(Score(), output(predictions=[1.0], targets=[4.0])) == -3
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -303,13 +365,26 @@ def test_aggregate_of_metrics_of_steps():
         (lambda: Aggregate("A", {"a": IoUPerClass(2)}, max), "A is of .*IoUPerClass"),
         (
             lambda: Aggregate("A", {"a": Loss(), "b": LearningRate()}, max),
-            "A combines metrics of steps and metrics of rows",
+            "A combines Loss, Learning Rate; it needs metrics of one kind",
         ),
+        (
+            lambda: Aggregate("A", {"a": Loss(), "b": AUROC()}, max),
+            "A combines Loss, AUROC; it needs metrics of one kind.*BinnedAUROC",
+        ),
+        (lambda: Aggregate("A", {"a": AUROC("none")}, max), "A is of .*AUROC"),
         (
             lambda: Aggregate("A", {"a": Loss(), "b": Perplexity()}, 1),
             "function of A is 1; it needs a function of a, b",
         ),
         (lambda: value(Aggregate("A", {"a": Loss()}, lambda b: b)), "the function of A cannot take a: "),
+        (
+            lambda: Aggregate("A", {"a": AUROC()}, lambda b: b).collect(output(**make_columns())),
+            "the function of A cannot take a: ",
+        ),
+        (
+            lambda: Aggregate("A", {"a": AUROC()}, math.sqrt).collect(output(**make_columns())),
+            "the function of A ",
+        ),
         *(
             (
                 lambda name=name, function=function: value(Aggregate(name, {"a": Loss(), "b": Perplexity()}, function)),
