@@ -18,8 +18,10 @@ class FieldStatistics:
       dtype: the dtype of its arrays, or all their dtypes if they differ.
       shape: the shape of a row, with `None` for a length that differs between rows.
       rows: the number of rows.
-      low, high, mean: the minimum, maximum and mean of all finite numbers; `None` without finite numbers.
-      nans, infinities: the numbers of values that are not finite.
+      low, high, mean: the minimum, maximum and mean of all finite numbers; `None` without finite numbers, and for
+        complex ones.
+      nans, infinities: the numbers of values that are not finite. A complex number is NaN or infinite if one of its
+        parts is.
       counts: the number of occurrences of each value, if rows are integers, texts or bools; `None` for floats, for
         arrays, and if there are too many values.
 
@@ -61,7 +63,7 @@ class FieldStatistics:
         self.rows += len(rows)
         self._merge(rows.shape[1:])
         self._count(rows)
-        if jnp.issubdtype(rows.dtype, jnp.floating) or kind in "biu":  # includes bfloat16, which has no kind in NumPy
+        if jnp.issubdtype(rows.dtype, jnp.inexact) or kind in "biu":  # includes bfloat16, which has no kind in NumPy
             self._measure(rows)
 
     def _merge(self, shape: tuple[int, ...]) -> None:
@@ -84,13 +86,13 @@ class FieldStatistics:
             self._counts = None
 
     def _measure(self, rows: np.ndarray) -> None:
-        numbers = rows if rows.dtype.kind in "iu" else rows.astype(np.float64)
+        numbers = rows if rows.dtype.kind in "iuc" else rows.astype(np.float64)
         finite = np.isfinite(numbers)
         if not finite.all():
             self.nans += int(np.isnan(numbers).sum())
             self.infinities += int(np.isinf(numbers).sum())
             numbers = numbers[finite]
-        if not numbers.size:
+        if not numbers.size or rows.dtype.kind == "c":
             return
         low, high = numbers.min().item(), numbers.max().item()
         self.low = low if self.low is None else min(self.low, low)

@@ -26,6 +26,14 @@ def test_range_without_finite_values():
     assert (field.low, field.mean, field.high, field.nans) == (None, None, None, 2)
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_non_finite_complex_values_are_counted(dtype):
+    values = [[complex(1, np.nan), complex(np.nan, 0)], [complex(np.inf, 1), complex(2, 3)], [complex(0, -np.inf), 1]]
+    field = of(np.array(values, dtype))
+    assert (field.nans, field.infinities, field.rows) == (2, 2, 3)
+    assert (field.low, field.mean, field.high, field.counts) == (None, None, None, None)
+
+
 def test_means_do_not_overflow_and_do_not_drift():
     assert of(np.full(1000, 255, np.uint8), np.full(1000, 1, np.uint8)).mean == 128
     large = of(np.full(10_000, 60_000, np.float16))
