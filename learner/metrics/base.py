@@ -317,7 +317,7 @@ class WeightedMean:
 
     def add(self, values: Array, weights: Array | None = None) -> Self:
         """Add `values` of any shape, with `weights` of that shape or of its leading axes. With None, each value of an
-        array has weight 1. A scalar needs a weight: the number of rows that it averages, `info.weight` in a metric.
+        array has weight 1. A scalar needs a weight: the number of rows that it averages.
 
         Raises:
           LearnerError: the weights have another shape, or a scalar has no weight.
@@ -326,7 +326,8 @@ class WeightedMean:
         if weights is None and values.ndim == 0:
             raise LearnerError(
                 "WeightedMean.add got a scalar without a weight, so that a batch of few rows would count as much as "
-                "a full one: pass the number of its rows, state.add(value, info.weight)",
+                "a full one: pass the number of rows that it averages, such as state.add(value, len(output.logits)), "
+                "or rows_mask(output).sum() if the output has a mask",
                 code="metric-scalar-weight",
             )
         if weights is None:
