@@ -111,7 +111,7 @@ def nonfinite_text(kind: str, step: int) -> str:
     if kind == LABELS:
         return (
             f"the loss of step {step} is not finite, because its batch has labels outside of 0..C-1 (of C classes; of "
-            "several labels for each row: other than 0 and 1)"
+            "several labels for each row: not between 0 and 1)"
         )
     return f"the {kind} of step {step} is not finite"
 
