@@ -255,7 +255,10 @@ def _check_valid_steps(
             batches = inputs.source(split).batches
             if traced.has_fixed_weight:
                 inputs.warnings.extend(warnings_of_batches(step, state, batch, split, batches))
-            if not traced.has_loss and f"{split}/Loss" in monitored:
+            if traced.has_loss:
+                continue
+            inputs.without_loss.add(split)
+            if f"{split}/Loss" in monitored:
                 inputs.warnings.append(
                     f"{split}/Loss is monitored, and it is NaN, as the GeneratedOutput of valid_step has no loss: give "
                     "it the output of a forward pass, GeneratedOutput.of(..., scored=output), or monitor another metric"

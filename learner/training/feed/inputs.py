@@ -40,6 +40,7 @@ class Inputs:
       valid: the validation splits by name: `valid`, or `valid-<name>` for each of several.
       first_batches: the first batch of each split, NumPy arrays.
       programs: the traced step of each split (`ClosedJaxpr`), once checked.
+      without_loss: the validation splits whose outputs have no loss, once checked.
       warnings: the warnings of the checks, for the log of the run.
       labels: for each field, the texts that the train split numbers, in the order of their numbers.
     """
@@ -48,6 +49,7 @@ class Inputs:
     valid: dict[str, Source]
     first_batches: dict[str, PyTree]
     programs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    without_loss: set[str] = dataclasses.field(default_factory=set)
     warnings: list[str] = dataclasses.field(default_factory=list)
     labels: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
