@@ -106,7 +106,8 @@ class ConfusionMatrix(MatrixMetric):
 
     `compute` returns a `Count` `[classes + 1, classes + 1]`, and `matrix(value)` the integers of the classes. The table
     has a line and a column `none` if there were labels outside the classes, or rows with a NaN among their scores. For
-    more than 100 classes it has a line for each pair of a label and a class predicted for it.
+    more than 100 classes it has a line for the correct predictions of each class, even without any, and one for each
+    other pair of a label and a class predicted for it.
 
     Counts are exact to 2⁶⁴. See `MatrixMetric` for the arguments. A threshold is for two classes.
 
