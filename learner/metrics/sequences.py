@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, WeightedMean, rows_mask
+from learner.metrics.class_arguments import metric_name
 from learner.metrics.counts import Fraction
 from learner.metrics.means import FractionMetric, MeanMetric
 from learner.metrics.rows import as_int32, kept_rows
@@ -132,6 +133,7 @@ class BitsPerCharacter(MeanMetric):
                 code="metric-field-name",
             )
         self._characters = characters
+        self.name = metric_name(self.name, [characters])
         self.fields = ("loss",) if characters is None else ("loss", characters)
 
     def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:

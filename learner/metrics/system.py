@@ -12,6 +12,7 @@ import jax
 
 from learner.errors import LearnerError
 from learner.metrics.base import HostMetric
+from learner.metrics.class_arguments import metric_name
 from learner.util.number_checks import is_number
 from learner.util.optional import import_optional
 
@@ -219,6 +220,7 @@ class GPUUse(_Reading):
                 f"gpus of GPUUse has {absent}; the machine's are {list(range(count))}", code="metric-gpu-unknown"
             )
         self._gpus = list(range(count)) if gpus is None or not count else list(gpus)
+        self.name = metric_name(self.name, [str(gpu) for gpu in gpus or ()])
         self._total, self._count = 0.0, 0
         super().__init__(every)
 

@@ -265,8 +265,9 @@ def test_bits_per_character():
     metric = BitsPerCharacter()
     state = metric.update(metric.update(metric.init(), output(2 * np.log(2)), info[0]), output(6 * np.log(2)), info[1])
     assert float(metric.compute(state)) == pytest.approx(3.0)  # (3 · 2 + 1 · 6) / 4
+    assert metric.name == "Bits per Character"
     metric = BitsPerCharacter("characters")
-    assert metric.fields == ("loss", "characters")
+    assert (metric.name, metric.fields) == ("Bits per Character (characters)", ("loss", "characters"))
     state = metric.update(metric.init(), output(2 * np.log(2), jnp.array([4, 1])), info[0])
     state = metric.update(state, output(6 * np.log(2), jnp.int32(7)), info[1])
     assert float(metric.compute(state)) == pytest.approx(1.0)  # (3 · 2 + 1 · 6) / 12

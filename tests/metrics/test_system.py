@@ -180,6 +180,7 @@ def test_mean_over_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     assert GPUUse().update(1, 0.1) == 0.5
     some = GPUUse(gpus=[0, 2], every=0)
+    assert (GPUUse().name, some.name) == ("GPU Use", "GPU Use (0, 2)")
     monkeypatch.setattr(Nvml, "used", [20, 40, 90])
     assert some.update(1, 0.1) == pytest.approx(0.55)
     monkeypatch.setattr(Nvml, "used", [0, 40, 10])

@@ -131,7 +131,7 @@ def system(run: LiveRun, width: int) -> list[str]:
     for key in run.keys:
         name = key.split("/", 1)[1]
         value = run.newest(key)
-        if name in (*SYSTEM, *SPEED) and value is not None:
+        if name.partition(" (")[0] in (*SYSTEM, *SPEED) and value is not None:  # such as GPU Use (0, 1)
             rows.append((name if key.startswith("train/") else key, f"{short(value)} {run.run.info(key).unit}".strip()))
     rows += _time_use(run)
     facts = run.run.environment.items()

@@ -146,7 +146,12 @@ def test_log(runs, watch):
 
 
 def test_system_figures(tmp_path, watch):
-    values = {"train/Host CPU": [0.5], "train/Loss": [1.0], "valid/Host Memory": [700.0]}
+    values = {
+        "train/Host CPU": [0.5],
+        "train/Loss": [1.0],
+        "valid/Host Memory": [700.0],
+        "valid/GPU Use (0)": [0.25],
+    }
     directory = write_run(tmp_path / "a", values)
     environment = {"environment": {"jax": "9.9", "x": [1]}, "commit": "abc"}
     metrics = {"train/Host CPU": {"unit": ""}, "valid/Host Memory": {"unit": "MB"}}
@@ -166,6 +171,7 @@ def test_system_figures(tmp_path, watch):
         "last line": "5.0 s ago",
         "running for": "10.0 s",
         "checkpoint": "step 2, 1 min 35 s ago",
+        "valid/GPU Use (0)": "0.25",
         "valid/Host Memory": "700 MB",
         "time": "data 25 %, train 75 %",
         "jax": "9.9",
