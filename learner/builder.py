@@ -460,11 +460,12 @@ class LearnerBuilder:
         values that the policy does not save. Default: everything is saved.
 
         If the layers of a model are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`), `"nothing_saveable"` saves only the
-        values between layers, and `"dots_saveable"` also the matrix products, which costs less time. Without a loop the
-        whole forward pass is wrapped in `jax.checkpoint`. `"nothing_saveable"` then does not reduce memory, as the
-        backward pass holds everything at once. Save the matrix products, or leave this option out and wrap the blocks
-        of the model one by one in `nnx.remat`, `nn.remat` or `eqx.filter_checkpoint`. On a CPU the compiler merges
-        repeated computations outside of loops, so there is no gain. `docs/precision.md` has figures.
+        values between layers, and `"dots_saveable"` also the matrix products, which costs less time. If less than half
+        of the forward pass is in loops, the whole of it is wrapped in `jax.checkpoint`. `"nothing_saveable"` then does
+        not reduce the memory of layers outside of loops, as the backward pass holds them at once. Save the matrix
+        products, or leave this option out and wrap the blocks of the model one by one in `nnx.remat`, `nn.remat` or
+        `eqx.filter_checkpoint`. On a CPU the compiler merges repeated computations outside of loops, so there is no
+        gain. `docs/precision.md` has figures.
 
         Args:
           policy: the name of a policy in `jax.checkpoint_policies` that takes no arguments, or a function, such as

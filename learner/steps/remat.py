@@ -1,17 +1,20 @@
 """Rematerialisation: the backward pass recomputes parts of the forward pass instead of keeping them in memory.
 
 If the layers of a model are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`), `jax.checkpoint` wraps the loop's body, so
-that the backward pass recomputes one layer at a time. Without a loop it wraps the whole forward pass, and the gain
-depends on the compiler.
+that the backward pass recomputes one layer at a time. If less than half of the forward pass is in loops, as in a model
+whose layers come one after the other, it also wraps the whole forward pass, and the gain depends on the compiler.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from learner.errors import LearnerError
+from learner.util.jaxprs import programs_in
 
 Policy = Callable[..., Any]
 
@@ -60,8 +63,8 @@ def remat_name(policy: Any) -> str:
 
 
 def rematerialised(forward: Callable[[Any], Any], policy: Policy) -> Callable[[Any], Any]:
-    """Return `forward`, a function of one pytree, wrapped in `jax.checkpoint`: the bodies of its loops, or without
-    loops the whole function.
+    """Return `forward`, a function of one pytree, with `jax.checkpoint` around the bodies of its loops. If they compute
+    less than half of its floating-point values, in bytes, it is also around the whole function.
 
     >>> import jax.numpy as jnp
     >>> def deep(x):
@@ -73,17 +76,46 @@ def rematerialised(forward: Callable[[Any], Any], policy: Policy) -> Callable[[A
 
     def wrapped(argument: Any) -> Any:
         traced, shapes = jax.make_jaxpr(forward, return_shape=True)(argument)
-        if not has_loop(traced.jaxpr):
-            return jax.checkpoint(forward, policy=policy)(argument)
-        outs = jaxpr_as_fun(_with_remat(traced, policy))(*jax.tree.leaves(argument))
+        program = jaxpr_as_fun(_with_remat(traced, policy))
+        if 2 * bytes_in_loops(traced.jaxpr) < bytes_of(traced.jaxpr):
+            program = jax.checkpoint(program, policy=policy)
+        outs = program(*jax.tree.leaves(argument))
         return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
     return wrapped
 
 
-def has_loop(jaxpr: Any) -> bool:
-    """Return True if a traced function has a scan, in nested functions too."""
-    return any(e.primitive.name == "scan" or (_is_jit(e) and has_loop(e.params["jaxpr"].jaxpr)) for e in jaxpr.eqns)
+def bytes_in_loops(jaxpr: Any) -> int:
+    """Return the bytes of the floating-point values that the scans of a traced program compute, in nested functions
+    too.
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        if _is_jit(equation):
+            total += bytes_in_loops(equation.params["jaxpr"].jaxpr)
+        elif equation.primitive.name == "scan":
+            total += bytes_of(equation.params["jaxpr"].jaxpr) * equation.params["length"]
+    return total
+
+
+def bytes_of(jaxpr: Any) -> int:
+    """Return the bytes of the floating-point values that a traced program computes, in its loops too.
+
+    >>> import jax.numpy as jnp
+    >>> bytes_of(jax.make_jaxpr(lambda x: jnp.sin(x) + jnp.cos(x))(jnp.ones(3, jnp.float32)).jaxpr)
+    36
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        inner = sum(map(bytes_of, programs_in(equation))) * times
+        total += inner or sum(_nbytes(x.aval) for x in equation.outvars)
+    return total
+
+
+def _nbytes(aval: Any) -> int:
+    is_float = hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.inexact)
+    return math.prod(aval.shape) * aval.dtype.itemsize if is_float else 0
 
 
 def _is_jit(equation: Any) -> bool:
@@ -95,7 +127,7 @@ def _with_remat(traced: ClosedJaxpr, policy: Policy) -> ClosedJaxpr:
     equations = []
     for equation in traced.jaxpr.eqns:
         inner = equation.params.get("jaxpr")
-        if _is_jit(equation) and has_loop(inner.jaxpr):
+        if _is_jit(equation) and bytes_in_loops(inner.jaxpr):
             inner = _with_remat(inner, policy)
         elif equation.primitive.name == "scan":
             # XLA cannot merge operations outside of a loop with recomputed ones inside: there is no CSE to prevent.

@@ -9,7 +9,7 @@ from flax import linen as nn
 from flax import nnx
 
 from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
-from learner.steps.remat import REMAT, has_loop, remat_name, remat_of
+from learner.steps.remat import REMAT, remat_name, remat_of
 from tests.support.codes import raises_code
 from tests.support.small_models import BATCH, CASES
 from tests.support.stopped import some
@@ -153,11 +153,58 @@ def test_loops_of_the_libraries_are_rematerialized(tmp_path, make, steps):
     assert 2 * again < kept
 
 
-def test_loops_are_detected():
-    traced = lambda f: jax.make_jaxpr(f)(WEIGHTS, DATA).jaxpr  # noqa: E731
-    assert has_loop(traced(deep))
-    assert has_loop(traced(jitted))
-    assert not has_loop(traced(flat))
+def bucketed(step):
+    """Return the step behind a search, which is a loop that computes only integers."""
+    edges = jnp.linspace(-1, 1, 9)
+
+    def search(model, batch):
+        bucket = jnp.searchsorted(edges, batch["x"]).astype(jnp.float32)
+        return step(model, {**batch, "x": batch["x"] + 0.01 * bucket})
+
+    return search
+
+
+def smoothed(step):
+    """Return the step behind a small loop of floating-point numbers."""
+
+    def mean(total, row):
+        total = 0.9 * total + 0.1 * row
+        return total, total
+
+    def smooth(model, batch):
+        rows = jax.lax.scan(mean, jnp.zeros(WIDTH), batch["x"])[1]
+        return step(model, {**batch, "x": batch["x"] + rows})
+
+    return smooth
+
+
+def gelus(tmp_path, policy, step):
+    """Return the number of gelus in the traced train step."""
+    learner = build(tmp_path, policy, train_step=step)
+    return str(jax.make_jaxpr(learner.train_step)(learner.init(), DATA)).count(" tanh ")
+
+
+@pytest.mark.parametrize("around", [lambda step: step, bucketed, smoothed, lambda step: smoothed(bucketed(step))])
+def test_an_unrelated_loop_does_not_replace_the_layers(tmp_path, around):
+    """Each layer has one gelu, and a recomputed layer two. A loop of layers contains one layer."""
+    assert gelus(tmp_path, None, around(flat)) == DEPTH
+    assert gelus(tmp_path, "nothing_saveable", around(flat)) == 2 * DEPTH
+    assert gelus(tmp_path, "nothing_saveable", around(deep)) == 2
+    assert gelus(tmp_path, "nothing_saveable", around(jitted)) == 2
+
+
+def test_a_loop_of_few_layers_is_wrapped_twice(tmp_path):
+    """Its body is recomputed in the loop of the backward pass, and in the second forward pass of the whole model."""
+
+    def mostly_flat(model, batch):
+        first, rest = (jax.tree.map(lambda w, part=part: w[part], model) for part in (slice(2), slice(2, None)))
+        x = jax.lax.scan(layer, batch["x"], first)[0]
+        for index in range(DEPTH - 2):
+            x, _ = layer(x, jax.tree.map(lambda w, index=index: w[index], rest))
+        return RegressionOutput.from_predictions(x, batch["y"])
+
+    assert gelus(tmp_path, None, mostly_flat) == 1 + DEPTH - 2
+    assert gelus(tmp_path, "nothing_saveable", mostly_flat) == 3 + 2 * (DEPTH - 2)
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
