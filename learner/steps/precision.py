@@ -169,6 +169,14 @@ class Policy:
         """A description for logs."""
         return f"{self.compute} (parameters {self.param}, outputs {self.output})" if self.casts else "float32"
 
+    @property
+    def scaling_text(self) -> str | None:
+        """A description of the loss scale for logs: None if it is the default of the compute dtype."""
+        scaling, default = self.scaling, LossScale() if self.compute == "float16" else None
+        if scaling is None or scaling == default:
+            return None
+        return f"from {int(scaling.start)}, doubled after {scaling.every} steps without overflow"
+
     def to_param_dtype(self, params: PyTree) -> PyTree:
         """Return parameters in the storage dtype."""
         return _cast(params, self.param) if self.casts else params

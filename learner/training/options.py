@@ -22,7 +22,8 @@ from learner.training.stopping import Interrupter, MetricEarlyStopping
 from learner.training.valid_schedule import ValidPeriod, ValidSchedule
 from learner.util.addresses import is_address
 
-REMATERIALISED = ", rematerialised by "
+BACKWARD_ONLY = LOSS_SCALE, REMATERIALISED = ", loss scale ", ", rematerialised by "
+"""The beginnings of those parts of a description of the precision that affect only the backward pass."""
 NUMBERS = "custom/"  # the keys of numbers that hooks return, and loops log
 LONGEST_CHAIN = 40  # symbolic links, as in Linux
 DEFAULT_CHECKPOINTS = CheckpointOptions(
@@ -143,10 +144,12 @@ class Options:
 
     @property
     def precision_text(self) -> str:
-        """A description of the precision, matrix products and rematerialisation, for messages."""
+        """A description of the precision, matrix products, loss scale and rematerialisation, for messages."""
         matmul = "" if self.matmul is None else f", matrix products {self.matmul}"
+        scaling = self.precision.scaling_text
+        scale = "" if scaling is None else f"{LOSS_SCALE}{scaling}"
         remat = "" if self.remat is None else f"{REMATERIALISED}{remat_name(self.remat)}"
-        return f"{self.precision.description}{matmul}{remat}"
+        return f"{self.precision.description}{matmul}{scale}{remat}"
 
     def of_a_trial(self, directory: Path, steps: int, interrupter: Interrupter, *listeners: Listener) -> "Options":
         """Return the options of a short run with `listeners`. It has the same computations and devices, but saves and

@@ -221,7 +221,7 @@ def test_precision_is_logged(tmp_path):
     [("float32", "bfloat16"), ("float32", "float16"), ("float16", "float32"), ("float16", scaled(8.0))],
 )
 def test_resumed_with_another_precision(tmp_path, first, second):
-    """The log reports the change. A loss scale starts anew, is dropped, or continues."""
+    """A warning names the change. A loss scale starts anew, is dropped, or continues."""
 
     def saving(epochs):
         return quiet(tmp_path / "run").num_epochs(epochs).with_file_checkpointer(keep_last=9)
@@ -231,9 +231,11 @@ def test_resumed_with_another_precision(tmp_path, first, second):
     assert result.summary["steps"] == 2 * STEPS
     names = {"float16": "float16 (parameters float32, outputs float32)", "float32": "float32"}
     names["bfloat16"] = names["float16"].replace("float16", "bfloat16")
-    before, now = names[first], names.get(second, names["float16"])
-    lines = f"precision: {before} -> {now}"
-    assert (lines in log_of(tmp_path / "run")) is (before != now)
+    of_scale = ", loss scale from 8, doubled after 2000 steps without overflow"
+    before, now = names[first], names.get(second, names["float16"] + of_scale)
+    assert f"this changed since the checkpoint of step {STEPS}: precision: {before} -> {now}\n" in log_of(
+        tmp_path / "run"
+    )
     scales = [
         checkpoint_bits(tmp_path / "run", n * STEPS)["optim"].get("['extra']['loss_scale.scale']") for n in (1, 2)
     ]

@@ -29,7 +29,7 @@ from learner.steps.step import HYPERPARAMETERS, StepFunctions
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs
-from learner.training.options import REMATERIALISED, Options
+from learner.training.options import BACKWARD_ONLY, Options
 from learner.util.distribution import versions
 from learner.util.jaxprs import dependent_outputs
 from learner.util.text import printable
@@ -255,9 +255,15 @@ def other_precision(progress: Mapping[str, Any], now: str) -> str | None:
     """Return the precision that a run trained in if it differs from `now`, the `precision_text` of its options."""
     settings = saved_fingerprint(progress).get("settings")  # of a checkpoint, which is untrusted
     saved = settings.get("precision") if isinstance(settings, dict) else None
-    # Only the backward pass is rematerialised.
-    before, after = (text.partition(REMATERIALISED)[0] if isinstance(text, str) else now for text in (saved, now))
+    before, after = (_of_forward_pass(text if isinstance(text, str) else now) for text in (saved, now))
     return None if before == after else _shown(before)
+
+
+def _of_forward_pass(precision: str) -> str:
+    """Return the part of a `precision_text` that affects the forward pass."""
+    for part in BACKWARD_ONLY:
+        precision = precision.partition(part)[0]
+    return precision
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
