@@ -659,7 +659,9 @@ class LearnerBuilder:
         return self._set(initial={**initial, "rename": tuple(rename)})
 
     def early_stopping(self, stopping: MetricEarlyStopping) -> Self:
-        """Stop when a metric no longer improves. Several calls add up."""
+        """Stop when a metric no longer improves. Several calls add up. Set `num_epochs` or `num_steps`, too: without
+        them the run ends after one epoch.
+        """
         if not isinstance(stopping, MetricEarlyStopping):
             raise LearnerError(
                 f"early_stopping got {stopping!r}; it needs MetricEarlyStopping('valid/Loss', patience=5)",
@@ -677,7 +679,7 @@ class LearnerBuilder:
 
     def with_time_limit(self, seconds: float | None = None) -> Self:
         """Save and end the run before `seconds` have passed; default: before its SLURM job ends. `resume()` continues
-        it.
+        it. Set `num_epochs` or `num_steps`, too: without them the run ends after one epoch.
 
         The time reserved for the end is twice the longest save, or a twentieth of the limit (at most half a minute),
         whichever is longer.
