@@ -388,7 +388,20 @@ def test_epoch_without_weight_warns_once(tmp_path, kept):
     warned = [x for x in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARNING" in x]
     assert len(warned) == (kept == 0)
     assert all("train" in text and "epoch 1" in text for text in warned)
+    assert all("no row had a weight" in text for text in warned)
     assert (model_bits(model) == model_bits(line())) == (kept == 0)
+
+
+def test_an_epoch_whose_loss_exceeds_float32_is_a_warning(tmp_path):
+    """The loss of each of 8 rows is 1e38, so their sum is infinite."""
+
+    def large(model, batch):
+        return {"loss": 1e38 + 0 * line_step(model, batch).loss}
+
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=large)
+    assert learner.fit([{name: x[:8] for name, x in batches()[0].items()}]).history["train/Loss"] == [math.inf]
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert "is inf in epoch 1, but the loss of each step is finite: its sum over the rows exceeds float32" in log
 
 
 @pytest.mark.full

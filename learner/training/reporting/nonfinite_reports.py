@@ -75,10 +75,13 @@ class NonFiniteReports(ThreadOwned):
             return
         self._with_nonfinite_loss.add(split)
         if split == "train":
-            self._warn(
-                f"the loss of train is {loss} in epoch {epoch}, but the loss of each step is finite: no row had a "
-                "weight, or weights were negative, and such batches train nothing. Look for masks that keep no rows"
+            reason = (
+                "no row had a weight, or weights were negative, and such batches train nothing. Look for masks that "
+                "keep no rows"
+                if math.isnan(loss)
+                else "its sum over the rows exceeds float32, whose largest number is 3e38. Scale the loss down"
             )
+            self._warn(f"the loss of train is {loss} in epoch {epoch}, but the loss of each step is finite: {reason}")
             return
         self._warn(f"the loss of {split} is {loss} in epoch {epoch}, and training continues: {advice()}")
 
