@@ -105,7 +105,7 @@ def mix(
     return Mixture(datasets, draws, weights is None, source_field)
 
 
-def stream(items: Any, size: int | None = None) -> StreamMixture:
+def stream(items: Any, size: int | None = None, batched: bool = False) -> StreamMixture:
     """Return data of unknown length, which is read in order: a mixture of one stream.
 
     Pass it to `fit` with `with_batch_size(32)`, or as `stream(items).batch(32)`, which also accepts a `batcher`. It
@@ -117,6 +117,7 @@ def stream(items: Any, size: int | None = None) -> StreamMixture:
       size: items per epoch, for many items or items without an end: each epoch begins where the last one ended. An
         epoch that reaches the end of the items ends there, and the next one begins at their start. By default each
         epoch reads the items from their start.
+      batched: the items are whole batches, which need no batch size.
 
     Raises:
       LearnerError: the items are an iterator, which can be read only once, or data with a length and an index, which
@@ -135,7 +136,12 @@ def stream(items: Any, size: int | None = None) -> StreamMixture:
             "DataLoaderBuilder().batch_size(32).build(items), which also shuffles",
             code="data-stream-indexed",
         )
-    return mixture
+    return mixture.batch(1, batcher=_only) if batched else mixture
+
+
+def _only(items: Sequence[Any]) -> Any:
+    """Return the only item, which is a batch."""
+    return items[0]
 
 
 class Mixture(View):

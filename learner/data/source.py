@@ -279,7 +279,7 @@ def _in_batches(data: StreamMixture, split: str, batch_size: int | None, share: 
     if batch_size is None:
         raise LearnerError(
             f"the {split} data is a stream of items, or a mixture of streams, which has no batches: pass its "
-            "batch(n), or set with_batch_size(n)",
+            "batch(n), or set with_batch_size(n); if its items are batches, pass stream(items, batched=True)",
             code="data-dataset-without-batches",
             split=split,
         )

@@ -10,12 +10,13 @@ import numpy as np
 import optax
 import pytest
 
+from learner import Interrupter
 from learner.data import DataLoaderBuilder, PackedStream, mix, stack, stream
 from learner.data.sharding import ProcessShard
 from learner.data.source import source_of
 from tests.data.test_hugging_face import Stream
 from tests.support.codes import raises_code
-from tests.support.runs import build_line, quiet
+from tests.support.runs import T, X, build_line, model_bits, quiet
 
 
 def item(value):
@@ -362,6 +363,28 @@ def test_stream_in_batches_resumes(items):
     assert "12 rows of epoch 1 are read again" in warned[0]
     assert [rows for rows, _ in with_states(resumed, epoch=2)] == [rows for rows, _ in whole]  # from the first row
     assert stream(items).describe_state(iter_state(stream(items), 12)) == "12 rows of the stream"
+
+
+def test_stream_of_batches_has_epochs_of_steps(tmp_path):
+    """3 epochs of 4 steps are one epoch of its first 12 batches, also if the run resumes inside the second epoch."""
+
+    def steps():
+        for number in itertools.count():
+            rows = slice(0, 8 if number % 2 else 16)
+            yield {"x": X[rows] + np.float32(number / 99), "t": T[rows]}
+
+    def fit(data, name, epochs, stop_at=None):
+        interrupter = Interrupter()
+        builder = quiet(tmp_path / name).num_epochs(epochs).with_file_checkpointer().resume().interrupter(interrupter)
+        builder.every(steps=1, fn=lambda info, model: interrupter.stop("now") if info.step == stop_at else None)
+        return build_line(builder).fit(data)
+
+    whole = fit(lambda: itertools.islice(steps(), 12), "whole", epochs=1)
+    for stop_at in (6, None):
+        result = fit(stream(steps, size=4, batched=True), "stream", epochs=3, stop_at=stop_at)
+        assert result.summary["steps"] == (stop_at or 12)
+    assert len(result.history["train/Loss"]) == 3
+    assert model_bits(result.model) == model_bits(whole.model)
 
 
 def test_endless_stream_has_epochs_of_its_size():
