@@ -171,6 +171,12 @@ class Source(abc.ABC):
         """Return True if the data has random generators of its own, so that it may differ each time it is read."""
         return False
 
+    def is_reproducible(self) -> bool:
+        """Return True if the first batch is expected to be the same in each process that reads the data: its order is
+        not random, and does not depend on a state.
+        """
+        return False
+
     def bad_batch(self) -> str | None:
         """Return the fields of the first batch in memory that are not finite, for messages; empty if there is none.
         Return None if batches are not in memory.

@@ -130,6 +130,10 @@ class LoaderSource(Source):
         digests = {f"{number}.{name}": x for number, of_data in enumerate(unsaved) for name, x in of_data.items()}
         return {"contents": self._loader.digest(), **digests}
 
+    def is_reproducible(self) -> bool:
+        """See `Source`."""
+        return not (self._stateful or self._random)
+
     def peek(self, epoch: int) -> PyTree:
         """See `Source`."""
         if self.will_keep and not self._keeps and not self._loader.num_workers:

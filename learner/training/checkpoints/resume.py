@@ -405,13 +405,22 @@ def changes_since_end(restored: Restored, fingerprint: Mapping[str, Any]) -> str
     return f"{what}: {'; '.join(texts)}"
 
 
-def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: Options) -> tuple[list[str], list[str]]:
+def changes_since(
+    restored: Restored, fingerprint: Mapping[str, Any], options: Options, is_reproducible: bool
+) -> tuple[list[str], list[str]]:
     """Return a warning about changes since a checkpoint that have an effect, if any, and lines for the log about
     changes that may affect last bits.
+
+    Args:
+      restored: the checkpoint.
+      fingerprint: the fingerprint of the run that resumes.
+      options: its options.
+      is_reproducible: True if its train data is expected to begin as that of the checkpoint.
     """
     changed, position = changes(saved_fingerprint(restored.progress), fingerprint), restored.position
     warned, now = [], platform_facts()
-    doubts = changed.doubts if position.batch else []  # between epochs the source itself warns about the order
+    # Between epochs, data whose order is random resumes from its state, or warns about its order itself.
+    doubts = changed.doubts if position.batch or is_reproducible else []
     if texts := changed.others + changed.train_data + doubts:
         since = f"since the checkpoint of step {restored.entry.step}"
         warned.append(f"the run resumes although this changed {since}: {'; '.join(texts)}")

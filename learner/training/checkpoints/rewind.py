@@ -34,7 +34,8 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
         store = open_store(options, higher_is_better, spec.processes)
         threads.callback(store.close)
     if restored is not None:
-        warned, logged = changes_since(restored, spec.fingerprint, options)
+        is_reproducible = spec.inputs.source("train").is_reproducible()
+        warned, logged = changes_since(restored, spec.fingerprint, options, is_reproducible)
         unused = unused_states(restored.progress, spec.processes.count, spec.inputs.source("train").batches)
         for text in (*restored.notes, *warned, *unused):
             outputs.warn(text)

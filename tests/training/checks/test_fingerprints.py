@@ -210,6 +210,73 @@ def test_an_iterable_with_another_first_row_is_one_warning(tmp_path):
     assert sum("first row differs" in line for line in warned(tmp_path / "run")) == 1
 
 
+class Items:
+    """A dataset of items that are read one by one, with random numbers of a spread."""
+
+    def __init__(self, sign=1, spread=0.0):
+        self.sign, self.spread, self.rng = sign, spread, np.random.default_rng()
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        noise = self.spread * self.rng.normal()
+        return {"x": np.float32(self.sign * X[index] + noise), "t": T[index]}
+
+
+class InEpochs:
+    """An iterable whose order is a function of the epoch."""
+
+    def __init__(self, sign):
+        self.sign = sign
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return ({**batch, "x": np.float32(self.sign) * batch["x"]} for batch in batches()[:: -1 if self.epoch else 1])
+
+
+class Shuffled:
+    """An iterable in an order of its random generator, whose state is part of checkpoints."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def __iter__(self):
+        return iter([batches()[index] for index in self.rng.permutation(STEPS)])
+
+
+def loaded(items):
+    return DataLoaderBuilder().batch_size(BATCH).build(items)
+
+
+def generated(sign):
+    return lambda: ({**batch, "x": np.float32(sign) * batch["x"]} for batch in batches())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (lambda sign: loaded(Items(sign)), ["first row differs"]),
+        (generated, ["first row differs"]),
+        (InEpochs, ["first row differs"]),
+        (lambda sign: loaded(Items()), []),
+        (lambda sign: loaded(Items(spread=1.0)), ["items of the train data (Items) differ when they are read again"]),
+        (lambda sign: Shuffled(), []),
+    ],
+    ids=["items", "function", "iterable", "same", "augmented", "shuffled"],
+)
+def test_another_first_row_between_epochs_is_one_warning(tmp_path, data, expected):
+    """Data that differs each time it is read on purpose has a warning of its own, or none."""
+    adam(saving(tmp_path / "run", 1)).fit(data(1), valid_data())
+    before = warned(tmp_path / "run")
+    adam(saving(tmp_path / "run").resume()).fit(data(-1), valid_data())
+    lines = warned(tmp_path / "run")[len(before) :]
+    assert [text in line for text, line in zip(expected, lines, strict=True)] == [True] * len(expected)
+
+
 # -- what the steps compute --------------------------------------------------------------------------------------------
 
 
