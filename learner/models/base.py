@@ -66,7 +66,8 @@ class ModelAdapter(abc.ABC):
       fresh_streams: creates `streams` from a random key. None if they are those of the given model.
       seeded: True if the function that makes the model uses random streams, so that the key matters.
       note: the reason why `fresh` is missing although it was wanted, for messages.
-      annotations: the axes of a mesh that the model's own annotations name, by parameter (`nnx.with_partitioning`).
+      annotations: the axes of a mesh that the model's own annotations name, by parameter (`with_partitioning` of nnx
+        and linen).
       given_modes: by path, True for each layer that has modes and was given in eval mode.
       kept_in_eval: the paths of layers that train mode leaves in eval mode; see `keeping_in_eval`.
       rngs: the names of the random streams that each call of a linen module gets.

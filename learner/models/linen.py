@@ -184,7 +184,7 @@ class LinenAdapter(ModelAdapter):
         self._module, self.rngs = model.module, model.rngs
         state = {name: v for name, v in model.variables.items() if name != "params"}
         self._all = TreeAdapter(model.variables["params"], trainable)
-        self.params = self._all.params
+        self.params, self.annotations = self._all.params, self._all.annotations
         self.model_state = {"collections": state, "frozen": self._all.model_state}
         self.frozen = {"collections": jax.tree.map(lambda _: False, state), "frozen": self._all.frozen}
         collections = {name: jax.tree.map(lambda _, name=name: name, each) for name, each in state.items()}

@@ -12,6 +12,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.models.base import ARRAYS, PARAMS, ModelAdapter, Trainable
+from learner.models.tree_structure import is_box
 from learner.util.optional import is_instance_of
 from learner.util.trees import is_key, named_leaves, path_name
 
@@ -179,7 +180,11 @@ def _paths_and_nodes(model: PyTree) -> list[tuple[str, Any]]:
 
 
 def annotation(variable: Any) -> tuple[Any, ...]:
-    """Return the axes of a mesh that a variable's annotation names (`nnx.with_partitioning`); nothing without one."""
+    """Return the axes of a mesh that the annotation of a variable, or of a box of linen, names (`with_partitioning`);
+    nothing without one.
+    """
+    if is_box(variable):
+        return tuple(variable.names)
     metadata = variable.get_metadata() if hasattr(variable, "get_metadata") else {}
     given = metadata.get("out_sharding") or metadata.get("sharding_names") or ()
     return tuple(getattr(given, "spec", given))

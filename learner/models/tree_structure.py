@@ -87,11 +87,18 @@ def _groups(tree: PyTree) -> list[int]:
 
 
 def holders_of(tree: PyTree) -> list[Any]:
-    """Return for each leaf of a pytree the variable of `flax.nnx` that holds it, or else the leaf itself."""
-    nodes = jax.tree.leaves(tree, is_leaf=is_variable)
+    """Return for each leaf of a pytree the variable of `flax.nnx` or the box of linen (`Partitioned`) that holds it, or
+    else the leaf itself.
+    """
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: is_variable(node) or is_box(node))
     return [node for node in nodes for _ in jax.tree.leaves(node)]
 
 
 def is_variable(node: Any) -> bool:
     """Return True for a variable of `flax.nnx`, without importing it."""
     return is_instance_of(node, "flax.nnx", "Variable")
+
+
+def is_box(node: Any) -> bool:
+    """Return True for an array of linen with the names of its axes (`nn.with_partitioning`), without importing it."""
+    return is_instance_of(node, "flax.core.meta", "Partitioned")

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from learner import LearnerBuilder, RegressionOutput
+from learner import LearnerBuilder, Linen, RegressionOutput
 from learner.models.adapters import adapter_of
 from learner.strategies import Sharded, SingleDevice
 from tests.support.runs import T, X
@@ -154,6 +154,17 @@ def test_annotations_without_a_matching_rule_are_warned_about(tmp_path, mesh):
         fit(tmp_path, Sharded(mesh, rules), make())
         log = (tmp_path / "experiment.log").read_text()
         assert ("annotates hidden.kernel" in log) == (WARNED in log) == warned
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("rules", "warned"), [([], True), ([{"kernel": (None, "model")}], False)])
+def test_annotations_of_linen_modules_are_compared_with_the_rules(tmp_path, mesh, rules, warned):
+    module = linen.Dense(2, kernel_init=linen.with_partitioning(linen.initializers.ones, (None, "model")))
+    model = Linen(module, module.init(jax.random.key(0), X[:1]))
+    learner = LearnerBuilder(tmp_path).renderer(None).strategy(Sharded(mesh, rules))
+    learner.build(model, optax.sgd, 0.1, train_step=lambda m, b: {"loss": m(b["x"]).mean()}).fit([DATA])
+    log = (tmp_path / "experiment.log").read_text()
+    assert ("annotates kernel.value" in log) == (WARNED in log) == warned
 
 
 @pytest.mark.full
