@@ -56,12 +56,14 @@ class ShardingReport:
       devices: the number of devices.
       arrays: the arrays of the state.
       programs: the training programs.
+      warnings: the warnings of the strategy about the state, such as that `fsdp` splits nothing.
     """
 
     strategy: str
     devices: int
     arrays: tuple[PlacedArray, ...]
     programs: tuple[ProgramMemory, ...]
+    warnings: tuple[str, ...] = ()
 
     def per_device(self, part: str | None = None) -> int:
         """Return the bytes of the state, or of a part of it, on each device."""
@@ -82,6 +84,8 @@ class ShardingReport:
         lines = [self.strategy]
         for table in (self._parameters(), self._model_state(), self._totals(), self._programs()):
             lines += ["", *aligned(table)] if len(table) > 1 else []
+        for warning in self.warnings:
+            lines += ["", f"warning: {warning}"]
         return "\n".join(lines)
 
     def _parameters(self) -> list[list[str]]:
@@ -118,8 +122,9 @@ def build_sharding_report(definition: TrainingDefinition, train: Any, valid: Any
     with contextlib.closing(read_checked(definition, train, valid)) as inputs:
         plan = planned(definition, inputs)
         memory = memory_of(plan.runner, plan.feed(), plan.feeder.loop)
-        strategy = plan.strategy
-        return ShardingReport(strategy.description, len(strategy.devices), placed_arrays(plan.state), memory)
+        strategy, arrays = plan.strategy, placed_arrays(plan.state)
+        warnings = tuple(strategy.warnings(plan.state))
+        return ShardingReport(strategy.description, len(strategy.devices), arrays, memory, warnings)
 
 
 def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:

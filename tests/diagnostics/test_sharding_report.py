@@ -190,6 +190,16 @@ def test_tables_of_a_report(tmp_path):
 
 
 @pytest.mark.full
+def test_a_report_warns_that_nothing_is_split(tmp_path):
+    """The hidden layer has 6 * 16 numbers, and 5 divides neither; 3 divides 6."""
+    for devices, warned in ((5, True), (3, False)):
+        strategy = Sharded(rules=fsdp(1), devices=devices)
+        report = learner_for(tmp_path / "run", "mlp", strategy).sharding_report(data_for(batch=30))
+        last = str(report).splitlines()[-1]
+        assert last.startswith("warning: fsdp splits no array") == bool(report.warnings) == warned
+
+
+@pytest.mark.full
 def test_model_state_has_a_table(tmp_path):
     text = str(learner_for(tmp_path / "run", "cnn").sharding_report(data_for("cnn")))
     assert "\nnorm.mean      [8]  float32     -          32 bytes\n" in text
