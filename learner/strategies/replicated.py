@@ -24,8 +24,9 @@ class Replicated(Strategy):
     This holds for a loss that is a mean over rows. A loss over pairs of rows (in-batch negatives) sees only the rows of
     one device at a time; use `Sharded` instead.
 
-    Other values that a step keeps in the model's state are averaged over the devices by weight; integers are taken from
-    the first device. Use `Sharded` for a step that counts or sums rows itself, and for a BatchNorm with a mask.
+    Other values that a step keeps in the model's state are averaged over the devices by weight; integers and booleans
+    are taken from the first device. Use `Sharded` for a step that counts or sums rows itself or keeps their greatest
+    value, and for a BatchNorm with a mask.
 
     Anything that a mapped program does not support raises an error: `update=` and optimizers that evaluate the loss
     again need the whole batch, as with `Sharded`.

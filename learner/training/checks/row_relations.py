@@ -5,7 +5,7 @@ equals the loss of the whole batch if it is a mean over rows and the weight is t
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -31,14 +31,17 @@ AFFINE = (*OTHER_AFFINE, *SHAPING, *INDEXING, *FORWARDING)
 """Primitives whose output is linear in a mean over the rows. So are products, if only one factor depends on it."""
 NO_RATIO, RECIPROCAL, RATIO = range(3)
 """The kinds of a number that is divided by one of the batch: without one, of a constant, and of one of the batch."""
-FREE, ROWS, SUM, OTHER = range(4)
-"""The forms of a value in a loss; see `_forms`."""
+FREE, ROWS, SUM, COUNT, SELECTED, OTHER = range(6)
+"""The forms of a value; see `_forms`."""
 CONSTANT, MEAN, NONLINEAR, MIXED = range(4)
 """The kinds of a value: without an axis of rows no function of a mean over the rows, a linear one, or another; `MIXED`
 values depend on the order of the rows by size, or on those before each of them.
 """
 REDUCTIONS = ("reduce_sum", "dot_general", "scatter-add")
 SELECTIONS = ("reduce_max", "reduce_min", "reduce_prod")
+SELECTING = (*SELECTIONS, "reduce_and", "reduce_or", "argmax", "argmin")
+LINEAR_IN_ONE = (*AFFINE, "max", "min", "and", "or", "clamp", "scatter", "scatter-add", "dynamic_update_slice")
+"""Primitives that keep the form of their inputs, if no more than one of them depends on the rows."""
 CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 RELATIONS = {
@@ -48,6 +51,13 @@ RELATIONS = {
     "losses does",
 }
 """Relations between rows in a loss, by its kind."""
+
+STATES = {
+    SUM: "sums over the batch's rows",
+    COUNT: "the number of the batch's rows",
+    SELECTED: "the greatest or the least of the batch's values",
+}
+"""Values in the model's state that differ between the rows of a device and the batch, by form."""
 
 DIVISOR = "its loss by a number that depends on the batch, as a mean over the rows or tokens that a mask keeps does"
 REMEDY = "Return that number as the output's weight too; weighted_mean(losses, mask) computes both"
@@ -65,7 +75,7 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
     texts = []
     if traced[0] is not None and traced[1] is not None:
         programs = traced[0].program, traced[1].program
-        if strategy.axis is not None and (names := _summed_states(*programs, state.model_state)):
+        if strategy.axis is not None and (names := _states_of_rows(*programs, state.model_state)):
             texts.append(_of_states(names))
         shape = rows_on_two_axes(*programs)
         relation = f"has the batch's rows on two axes ({shape}), as a loss over pairs of rows has"
@@ -147,11 +157,12 @@ def _mistake_of_weight(one: "_Traced | None", other: "_Traced | None") -> _Mista
     return _Mistake(False, *texts) if other is not None and is_sum(one.program, other.program) else None
 
 
-def _of_states(names: list[str]) -> str:
+def _of_states(names: Mapping[int, list[str]]) -> str:
+    kept = " and ".join(f"{STATES[form]} ({join_names(of_form, SHOWN)})" for form, of_form in names.items())
     return (
-        f"train_step adds a sum over the batch's rows to the model's state ({join_names(names, SHOWN)}), and each "
-        "device of Replicated sees its own rows alone: the devices average such sums, which are then too small. "
-        "strategy(Sharded()) computes with the rows of all devices. A mean over rows does not change"
+        f"train_step keeps {kept} in the model's state, and each device of Replicated sees its own rows alone: the "
+        "devices average such values, but integers and booleans are those of the first device. strategy(Sharded()) "
+        "computes with the rows of all devices. A mean over rows does not change"
     )
 
 
@@ -339,23 +350,28 @@ def is_sum(one: Any, other: Any) -> bool:
     return SUM in _forms_of_outputs(one, other)[:1]
 
 
-def _summed_states(one: Any, other: Any, model_state: PyTree) -> list[str]:
-    """Return the names of the arrays of the model's state to which a train step adds a sum over the rows."""
-    names = list(named_leaves(model_state))
-    forms = zip(names, one.outvars[2:], _forms_of_outputs(one, other)[2:], strict=False)
-    return [name for name, x, form in forms if form == SUM and _is_inexact(x)]
+def _states_of_rows(one: Any, other: Any, model_state: PyTree) -> dict[int, list[str]]:
+    """Return by form the names of the arrays of the model's state that a train step sets to such a value, or adds it
+    to.
+    """
+    names: dict[int, list[str]] = {}
+    for name, form in zip(named_leaves(model_state), _forms_of_outputs(one, other)[2:], strict=False):
+        if form in STATES:
+            names.setdefault(form, []).append(name)
+    return names
 
 
 def _forms_of_outputs(one: Any, other: Any) -> list[int]:
     if not _correspond(one, other) or [x.aval for x in one.constvars] != [x.aval for x in other.constvars]:
         return []
     given = [ROWS if _shape(x) != _shape(y) else FREE for x, y in zip(one.invars, other.invars, strict=True)]
-    return _propagate(one, other, given, FREE, OTHER, _forms)
+    return _propagate(one, other, given, FREE, COUNT, _forms)
 
 
 def _forms(a: Any, b: Any, inputs: list[int]) -> list[int]:
     """Return the form of each output of an operation: `FREE` of the rows, `ROWS` with an axis of rows, linear in a
-    `SUM` over rows, or `OTHER`, such as the number of rows, or a norm of the rows and what it scales.
+    `SUM` over rows or in a value `SELECTED` from them, such as the greatest, a function of their number (`COUNT`), or
+    `OTHER`, such as a mean, or a norm of the rows and what it scales.
     """
     has_rows = [_shape(x) != _shape(y) for x, y in zip(a.outvars, b.outvars, strict=True)]
     return [_form(a.primitive.name, inputs, with_rows) for with_rows in has_rows]
@@ -363,21 +379,23 @@ def _forms(a: Any, b: Any, inputs: list[int]) -> list[int]:
 
 def _form(name: str, inputs: list[int], has_rows: bool) -> int:
     """Return the form of an operation's output. `has_rows`: True if it has an axis of rows."""
-    if max(inputs, default=FREE) == FREE:
+    forms = set(inputs) - {FREE}
+    if not forms:
         return ROWS if has_rows else FREE
-    if OTHER in inputs or name in LOOPS:
+    if len(forms) > 1 or name in LOOPS:
         return OTHER
+    (form,) = forms
     if has_rows:
-        return OTHER if SUM in inputs else ROWS
-    if SUM not in inputs:
-        return SUM if name in REDUCTIONS else OTHER
+        return ROWS if form == ROWS else OTHER
+    if form == ROWS:
+        return SUM if name in REDUCTIONS else SELECTED if name in SELECTING else OTHER
     if name in ("mul", "dot_general"):
-        is_linear = inputs.count(SUM) == 1
+        is_linear = inputs.count(form) == 1
     elif name == "div":
         is_linear = inputs[1] == FREE
     else:
-        is_linear = name in AFFINE
-    return SUM if is_linear and ROWS not in inputs else OTHER
+        is_linear = name in LINEAR_IN_ONE
+    return form if is_linear or form == COUNT else OTHER
 
 
 def _correspond(one: Any, other: Any) -> bool:

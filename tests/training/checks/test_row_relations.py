@@ -500,3 +500,56 @@ def test_sums_over_rows_in_the_state_of_the_model_are_warned_about(train, strate
     learner = LearnerBuilder("unused").build(Codebook(), optax.sgd, 0.1, train_step=train)
     texts = warnings_of_parts(learner.definition.step, jax.eval_shape(learner.init), BATCH, strategy())
     assert [names in text for names, text in zip(expected, texts, strict=True)] == [True] * len(expected)
+
+
+class Kept(nnx.Module):
+    """A value in the model's state, as an observer of activations or a counter has it."""
+
+    def __init__(self, value):
+        self.w, self.kept = nnx.Param(jnp.eye(WIDTH)), nnx.Variable(value)
+
+
+def keeping(update):
+    def train(model, batch):
+        hidden = batch["a"] @ model.w
+        model.kept[...] = update(model.kept[...], jax.lax.stop_gradient(hidden), batch["b"])
+        return output(jnp.square(hidden).mean(1))
+
+    return train
+
+
+SUMS, NUMBER = "sums over the batch's rows (kept)", "the number of the batch's rows (kept)"
+SELECTED, INTEGER, FLOAT = "the greatest or the least", jnp.int32(0), jnp.float32(0)
+
+
+@pytest.mark.parametrize(
+    ("value", "update", "expected"),
+    [
+        (INTEGER, lambda kept, h, b: kept + (b[:, 0] > 0).sum().astype(jnp.int32), SUMS),
+        (jnp.zeros(2, jnp.int32), lambda kept, h, b: kept + jnp.bincount((b[:, 0] > 0).astype(int), length=2), SUMS),
+        (INTEGER, lambda kept, h, b: kept + len(b), NUMBER),
+        (INTEGER, lambda kept, h, b: (kept + len(b)) % 64, NUMBER),
+        (FLOAT, lambda kept, h, b: jnp.maximum(kept, jnp.abs(h).max()), SELECTED),
+        (FLOAT, lambda kept, h, b: 0.9 * kept + 0.1 * h.min(), SELECTED),
+        (jnp.zeros(4), lambda kept, h, b: jnp.roll(kept, 1).at[0].set(h.max() / 127), SELECTED),
+        (jnp.bool_(False), lambda kept, h, b: kept | (b > 3).any(), SELECTED),
+        (INTEGER, lambda kept, h, b: kept + 1, None),
+        (FLOAT, lambda kept, h, b: 0.9 * kept + 0.1 * h.mean(), None),
+        (jnp.zeros(WIDTH), lambda kept, h, b: 0.9 * kept + 0.1 * h.var(0), None),
+        (FLOAT, lambda kept, h, b: 0.9 * kept + 0.1 * jax.nn.softmax(h).max(1).mean(), None),
+        (FLOAT, lambda kept, h, b: 0.9 * kept + 0.1 * jax.nn.logsumexp(h) / len(h), None),
+    ],
+)
+def test_counters_and_extremes_in_the_state_of_the_model_are_warned_about(value, update, expected):
+    learner = LearnerBuilder("unused").build(Kept(value), optax.sgd, 0.1, train_step=keeping(update))
+    step, state = learner.definition.step, jax.eval_shape(learner.init)
+    texts = warnings_of_parts(step, state, BATCH, Replicated(2))
+    assert [expected in text for text in texts] == [True] * (expected is not None)
+    assert warnings_of_parts(step, state, BATCH, Sharded(devices=2)) == []
+
+
+def test_statistics_of_batch_norm_are_not_warned_about():
+    model = nnx.Sequential(nnx.Linear(WIDTH, 4, rngs=nnx.Rngs(0)), nnx.BatchNorm(4, rngs=nnx.Rngs(0)))
+    train = lambda model, batch: output(jnp.square(model(batch["a"])).mean(1))  # noqa: E731
+    learner = LearnerBuilder("unused").build(model, optax.sgd, 0.1, train_step=train)
+    assert warnings_of_parts(learner.definition.step, jax.eval_shape(learner.init), BATCH, Replicated(2)) == []
