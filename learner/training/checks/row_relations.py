@@ -5,8 +5,9 @@ equals the loss of the whole batch if it is a mean over rows and the weight is t
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from learner.steps.outputs import TrainOutput, as_output
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
-from learner.util.jaxprs import FORWARDING, LOOPS, called_program, computed_from, programs_in, propagate
+from learner.util.jaxprs import FORWARDING, LOOPS, called_program, computed_from, programs_in
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
@@ -23,7 +24,8 @@ PyTree = Any
 SHOWN = 5  # arrays in the text of a warning
 T = TypeVar("T")
 SHAPING = ("convert_element_type", "copy", "reshape", "squeeze", "broadcast_in_dim")
-LINEAR = ("add", "sub", "mul", "neg", "select_n", "reduce_sum", "max", "min", "clamp", *SHAPING)
+SUMMING = ("add", "sub", "mul", "neg", "select_n", "reduce_sum", "stop_gradient", "name")
+LINEAR = (*SUMMING, "max", "min", "clamp", "scatter", *SHAPING)
 """Primitives whose result for a ratio is still a ratio, or a sum of ratios."""
 INDEXING = ("slice", "dynamic_slice", "gather", "concatenate", "transpose", "rev", "pad")
 OTHER_AFFINE = ("add", "add_any", "sub", "neg", "select_n", "reduce_sum", "cumsum", "stop_gradient", "name")
@@ -52,6 +54,7 @@ RELATIONS = {
 }
 """Relations between rows in a loss, by its kind."""
 
+MASKED = "means over the values that a mask keeps, such as those of a BatchNorm with a mask"
 STATES = {
     SUM: "sums over the batch's rows",
     COUNT: "the number of the batch's rows",
@@ -68,14 +71,14 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
     if step.train is None or not (strategy.axis is not None or step.accumulates):
         return []
     # Traced with the batch and with twice its rows; a step that can only be traced with its own rows is not checked.
-    traced = [_traced(step, state, batch, times) for times in (1, 2)]
+    one, other = (_traced(step, state, batch, times) for times in (1, 2))
     parts = ["each device of Replicated sees its own rows alone"] if strategy.axis is not None else []
     count = step.accumulate * step.split
     parts += [f"each of {count} micro-batches sees its own rows alone"] if step.accumulates else []
     texts = []
-    if traced[0] is not None and traced[1] is not None:
-        programs = traced[0].program, traced[1].program
-        if strategy.axis is not None and (names := _states_of_rows(*programs, state.model_state)):
+    if one is not None and other is not None:
+        programs = one.program, other.program
+        if strategy.axis is not None and (names := _states_of_rows(step, one, other, strategy)):
             texts.append(_of_states(names))
         shape = rows_on_two_axes(*programs)
         relation = f"has the batch's rows on two axes ({shape}), as a loss over pairs of rows has"
@@ -85,7 +88,7 @@ def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, str
             texts.append(_of_relation(step, strategy, relation, " and ".join(parts)))
         if kind in RELATIONS:
             return texts  # a weight would not fix it
-    mistake = _mistake_of_weight(*traced)
+    mistake = _mistake_of_weight(one, other)
     if mistake is not None and mistake.divides:
         texts.append(
             f"train_step divides {DIVISOR}, {mistake.weight}, and {' and '.join(parts)}: their losses are weighted by "
@@ -152,17 +155,17 @@ def _mistake_of_weight(one: "_Traced | None", other: "_Traced | None") -> _Mista
     texts = ("its output has no weight", "the number of their rows")
     if one.has_weight:
         texts = ("the weight of its output does not depend on the batch", "that weight")
-    if divides_by_data(one.program, one.inputs):
+    if divides_by_data(one.program, None if other is None else other.program, one.inputs):
         return _Mistake(True, *texts)
     return _Mistake(False, *texts) if other is not None and is_sum(one.program, other.program) else None
 
 
-def _of_states(names: Mapping[int, list[str]]) -> str:
-    kept = " and ".join(f"{STATES[form]} ({join_names(of_form, SHOWN)})" for form, of_form in names.items())
+def _of_states(names: Mapping[str, list[str]]) -> str:
+    kept = " and ".join(f"{values} ({join_names(arrays, SHOWN)})" for values, arrays in names.items())
     return (
         f"train_step keeps {kept} in the model's state, and each device of Replicated sees its own rows alone: the "
         "devices average such values, but integers and booleans are those of the first device. strategy(Sharded()) "
-        "computes with the rows of all devices. A mean over rows does not change"
+        "computes with the rows of all devices. A mean over all rows does not change"
     )
 
 
@@ -350,22 +353,35 @@ def is_sum(one: Any, other: Any) -> bool:
     return SUM in _forms_of_outputs(one, other)[:1]
 
 
-def _states_of_rows(one: Any, other: Any, model_state: PyTree) -> dict[int, list[str]]:
-    """Return by form the names of the arrays of the model's state that a train step sets to such a value, or adds it
-    to.
+def _states_of_rows(step: StepFunctions, one: "_Traced", other: "_Traced", strategy: Strategy) -> dict[str, list[str]]:
+    """Return by description the names of the arrays of the model's state that a train step sets to values, or to which
+    it adds values, whose average over the devices differs from that of the batch.
     """
-    names: dict[int, list[str]] = {}
-    for name, form in zip(named_leaves(model_state), _forms_of_outputs(one, other)[2:], strict=False):
-        if form in STATES:
-            names.setdefault(form, []).append(name)
+    forms = _forms_of_outputs(one.program, other.program)[2:]
+    are_ratios = _are_ratios(one.program, other.program, one.inputs)[2:]
+    names: dict[str, list[str]] = {}
+    for (name, kind), form, is_ratio in zip(named_leaves(step.adapter.kinds).items(), forms, are_ratios, strict=False):
+        # The means of other layers are exact if the output's weight is the number of values that the mask keeps.
+        is_synced = strategy.sync_batch_norm and kind == "batch_stats"
+        masked = MASKED if is_ratio and (is_synced or one.has_fixed_weight) else None
+        if values := STATES.get(form, masked):
+            names.setdefault(values, []).append(name)
     return names
 
 
 def _forms_of_outputs(one: Any, other: Any) -> list[int]:
-    if not _correspond(one, other) or [x.aval for x in one.constvars] != [x.aval for x in other.constvars]:
+    if not _are_comparable(one, other):
         return []
-    given = [ROWS if _shape(x) != _shape(y) else FREE for x, y in zip(one.invars, other.invars, strict=True)]
-    return _propagate(one, other, given, FREE, COUNT, _forms)
+    return _propagate(one, other, _forms_of_inputs(one, other), FREE, COUNT, _forms)
+
+
+def _forms_of_inputs(one: Any, other: Any) -> list[int]:
+    return [ROWS if has_rows else FREE for has_rows in _have_rows(one.invars, other.invars)]
+
+
+def _have_rows(variables: Sequence[Any], others: Sequence[Any]) -> list[bool]:
+    """Return, for each variable of a program, True if it has another shape in the program for twice the rows."""
+    return [_shape(x) != _shape(y) for x, y in zip(variables, others, strict=True)]
 
 
 def _forms(a: Any, b: Any, inputs: list[int]) -> list[int]:
@@ -373,8 +389,7 @@ def _forms(a: Any, b: Any, inputs: list[int]) -> list[int]:
     `SUM` over rows or in a value `SELECTED` from them, such as the greatest, a function of their number (`COUNT`), or
     `OTHER`, such as a mean, or a norm of the rows and what it scales.
     """
-    has_rows = [_shape(x) != _shape(y) for x, y in zip(a.outvars, b.outvars, strict=True)]
-    return [_form(a.primitive.name, inputs, with_rows) for with_rows in has_rows]
+    return [_form(a.primitive.name, inputs, has_rows) for has_rows in _have_rows(a.outvars, b.outvars)]
 
 
 def _form(name: str, inputs: list[int], has_rows: bool) -> int:
@@ -398,6 +413,11 @@ def _form(name: str, inputs: list[int], has_rows: bool) -> int:
     return form if is_linear or form == COUNT else OTHER
 
 
+def _are_comparable(one: Any, other: Any) -> bool:
+    """Return True if two programs have the same operations, and constants that do not depend on the rows."""
+    return _correspond(one, other) and [x.aval for x in one.constvars] == [x.aval for x in other.constvars]
+
+
 def _correspond(one: Any, other: Any) -> bool:
     """Return True if two programs have the same operations. A batch of one row may be broadcast where two are not."""
     outlines = [[(e.primitive, len(e.invars), len(e.outvars)) for e in program.eqns] for program in (one, other)]
@@ -405,28 +425,74 @@ def _correspond(one: Any, other: Any) -> bool:
     return outlines[0] == outlines[1] and all(map(_correspond, *inner))
 
 
-def divides_by_data(jaxpr: Any, inputs: int) -> bool:
-    """Return True if the first output of a traced program is a ratio of numbers, or a sum of ratios, whose denominator
-    depends on the batch: the last `inputs` inputs before the random key.
+def divides_by_data(one: Any, other: Any, inputs: int) -> bool:
+    """Return True if the first output of a traced program is a ratio whose denominator is a number of the batch, or a
+    sum of such ratios.
+
+    Args:
+      one: the program.
+      other: the same program for twice the rows, or None.
+      inputs: the number of inputs that belong to the batch, followed by the random key.
     """
-    data = [len(jaxpr.invars) - 1 - inputs <= index < len(jaxpr.invars) - 1 for index in range(len(jaxpr.invars))]
-    given = [(of_batch, NO_RATIO) for of_batch in data]
-    return propagate(jaxpr, given, _ratios, (False, NO_RATIO))[0][1] != NO_RATIO
+    return _are_ratios(one, other, inputs)[0]
 
 
-def _ratios(equation: Any, inputs: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
-    """Return, for each output, True if it depends on the batch, and the kind of its ratio, given the same for the
-    inputs.
+def _are_ratios(one: Any, other: Any, inputs: int) -> list[bool]:
+    """Return the result of `divides_by_data` for each output."""
+    # Without a pair of programs, sums over the rows are known only if they are numbers.
+    has_pair = other is not None and _are_comparable(one, other)
+    pair = other if has_pair else one
+    of_batch = [len(one.invars) - 1 - inputs <= index < len(one.invars) - 1 for index in range(len(one.invars))]
+    given = [_Term(x, form) for x, form in zip(of_batch, _forms_of_inputs(one, pair), strict=True)]
+    terms = _propagate(one, pair, given, _Term(), _Term(form=COUNT), partial(_terms, has_pair))
+    return [x.kind != NO_RATIO for x in terms]
+
+
+class _Term(NamedTuple):
+    """A value of a traced program.
+
+    Attributes:
+      of_batch: True if it depends on the batch.
+      form: its form; see `_forms`.
+      kind: the kind of its ratio.
     """
-    name, data, kinds = equation.primitive.name, [data for data, _ in inputs], [kind for _, kind in inputs]
-    kind = max(kinds) if name in LINEAR and kinds else NO_RATIO
+
+    of_batch: bool = False
+    form: int = FREE
+    kind: int = NO_RATIO
+
+
+def _terms(of_arrays: bool, a: Any, b: Any, inputs: list[_Term]) -> list[_Term]:
+    """Return the outputs of an operation, given its inputs. Only numbers are ratios unless `of_arrays`."""
+    of_batch, forms = any(x.of_batch for x in inputs), _forms(a, b, [x.form for x in inputs])
+    outputs = zip(a.outvars, _have_rows(a.outvars, b.outvars), forms, strict=True)
+    with_rows = _have_rows(a.invars, b.invars)
+    return [
+        _Term(of_batch, form, _ratio(a, inputs, with_rows, has_rows) if of_arrays or x.aval.size == 1 else NO_RATIO)
+        for x, has_rows, form in outputs
+    ]
+
+
+def _ratio(operation: Any, inputs: list[_Term], with_rows: list[bool], has_rows: bool) -> int:
+    """Return the kind of the ratio of an operation's output. `with_rows` and `has_rows`: True for each input, and for
+    the output, with an axis of rows.
+    """
+    name, data = operation.primitive.name, [x.of_batch for x in inputs]
+    # A number or sum of the batch that is combined with the rows, such as their mean, makes no ratios of them.
+    kinds = [x.kind if rows or not has_rows else NO_RATIO for x, rows in zip(inputs, with_rows, strict=True)]
+    is_number = operation.outvars[0].aval.size == 1
+    of_all = [
+        x.of_batch and not rows and (x.form == SUM or is_number) for x, rows in zip(inputs, with_rows, strict=True)
+    ]
     if name == "div" and data[1]:
-        kind = RATIO if data[0] else RECIPROCAL
-    elif name == "div":
-        kind = kinds[0]
-    elif name == "integer_pow" and equation.params["y"] == -1 and data[0]:
-        kind = RECIPROCAL
-    elif name == "mul" and all(data):
+        return NO_RATIO if not of_all[1] else RATIO if data[0] else RECIPROCAL
+    if name == "div":
+        return kinds[0]
+    if name == "integer_pow" and operation.params["y"] == -1 and of_all[0]:
+        return RECIPROCAL
+    if name in ("mul", "dot_general") and all(data):
+        if max(x.kind for x in inputs) == RECIPROCAL:
+            return RATIO
         # The factor of a ratio may be its denominator, of a term that becomes a sum again.
-        kind = RATIO if kind == RECIPROCAL else NO_RATIO
-    return [(any(data), kind if x.aval.size == 1 else NO_RATIO) for x in equation.outvars]
+        return NO_RATIO if any(of_all) else max(kinds)
+    return max(kinds) if name in LINEAR and kinds else NO_RATIO

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
-from learner import LearnerBuilder, LearnerWarning, RegressionOutput
+from learner import LearnerBuilder, LearnerWarning, Linen, RegressionOutput
 from learner.steps.outputs import Output, as_output, weighted_mean
 from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training.checks.row_relations import warnings_of_batches, warnings_of_parts
@@ -123,6 +123,19 @@ def kept_by_reciprocal(model, batch):
     return {"loss": (losses * mask).sum() * (1 / mask.sum())}
 
 
+def normed_weights(model, batch):
+    """Weights of the rows that add up to 1."""
+    losses, mask = of_tokens(model, batch)
+    weights = mask.sum(1)
+    return {"loss": (weights / weights.sum() * losses.mean(1)).sum()}
+
+
+def normed_product(model, batch):
+    losses, mask = of_tokens(model, batch)
+    weights = jax.lax.stop_gradient(mask.sum(1) * (1 / jnp.maximum(mask.sum(), 1)))
+    return {"loss": 0.5 * jnp.vdot(jnp.where(weights > 0, weights, 0), losses.mean(1))}
+
+
 def kept_in_each_row(model, batch):
     losses, mask = of_tokens(model, batch)
     return {"loss": ((losses * mask).sum(1) / jnp.maximum(mask.sum(1), 1)).mean()}
@@ -143,6 +156,8 @@ def scaled_by_the_model(model, batch):
         (kept_with_rows, True),
         (kept_and_multiplied, False),
         (kept_by_reciprocal, True),
+        (normed_weights, True),
+        (normed_product, True),
         (kept_in_each_row, False),
         (scaled_by_the_model, False),
         (mean_over_rows, False),
@@ -189,13 +204,6 @@ def summed_with_count(model, batch):
     return summed_with_weight(model, batch) | {"weight": 1.0}
 
 
-def normed_weights(model, batch):
-    """Weights of the rows that add up to 1."""
-    losses, mask = of_tokens(model, batch)
-    weights = mask.sum(1)
-    return {"loss": (weights / weights.sum() * losses.mean(1)).sum()}
-
-
 def softmax_weights(model, batch):
     losses, _ = of_tokens(model, batch)
     return {"loss": (jax.nn.softmax(batch["a"][:, 0]) * losses.mean(1)).sum()}
@@ -223,7 +231,6 @@ def looped(model, batch):
         (summed_and_divided_elsewhere, False),
         (summed_with_weight, True),
         (summed_with_count, True),
-        (normed_weights, False),
         (softmax_weights, False),
         (looped, False),
         (mean_over_rows, False),
@@ -243,6 +250,7 @@ def test_a_loss_that_is_a_sum_over_rows_is_warned_about(train, expected):
         (kept_with_weight, None),
         (kept_and_multiplied, None),
         (kept_by_reciprocal, "divides its loss"),
+        (normed_weights, "divides its loss"),
         (kept_in_each_row, None),
         (summed, "sums its loss"),
         (summed_with_count, "sums its loss"),
@@ -443,7 +451,7 @@ def test_a_constant_loss_is_no_sum(loss):
 
 
 @pytest.mark.parametrize(
-    "valid", [normed_weights, softmax_weights, smooth_greatest, noise_ratio, dice, correlated, balanced, root, *MIXING]
+    "valid", [softmax_weights, smooth_greatest, noise_ratio, dice, correlated, balanced, root, *MIXING]
 )
 def test_a_validation_loss_that_no_weight_makes_exact_is_not_warned_about(tmp_path, valid):
     builder = LearnerBuilder(tmp_path / "run")
@@ -553,3 +561,60 @@ def test_statistics_of_batch_norm_are_not_warned_about():
     train = lambda model, batch: output(jnp.square(model(batch["a"])).mean(1))  # noqa: E731
     learner = LearnerBuilder("unused").build(model, optax.sgd, 0.1, train_step=train)
     assert warnings_of_parts(learner.definition.step, jax.eval_shape(learner.init), BATCH, Replicated(2)) == []
+
+
+class Masked(nnx.Module):
+    def __init__(self):
+        self.linear, self.norm = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)), nnx.BatchNorm(WIDTH, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, mask):
+        return self.norm(self.linear(x), mask=mask)
+
+
+class MaskedLinen(linen.Module):
+    @linen.compact
+    def __call__(self, x, mask):
+        return linen.BatchNorm(use_running_average=False)(linen.Dense(WIDTH)(x), mask=mask)
+
+
+def masked_norm(model, batch):
+    mask = batch["b"][:, :1] > 0
+    losses = jnp.square(model(batch["a"], mask)).mean(1)
+    loss, weight = weighted_mean(losses, mask[:, 0])
+    return {"loss": loss, "weight": weight}
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (Masked, "(norm.mean, norm.var)"),
+        (
+            lambda: Linen(MaskedLinen(), MaskedLinen().init(jax.random.key(0), BATCH["a"], BATCH["b"][:, :1] > 0)),
+            "(collections.batch_stats.BatchNorm_0.mean, collections.batch_stats.BatchNorm_0.var)",
+        ),
+    ],
+    ids=["nnx", "linen"],
+)
+def test_batch_norm_with_a_mask_is_warned_about(model, names):
+    """Without synchronization, means that are weighted by the kept rows are those of all kept rows."""
+    learner = LearnerBuilder("unused").build(model(), optax.sgd, 0.1, train_step=masked_norm)
+    step, state = learner.definition.step, jax.eval_shape(learner.init)
+    (text,) = warnings_of_parts(step, state, BATCH, Replicated(2))
+    assert f"BatchNorm with a mask {names}" in text
+    for strategy in (Replicated(2, sync_batch_norm=False), Sharded(devices=2), SingleDevice()):
+        assert warnings_of_parts(step, state, BATCH, strategy) == []
+
+
+def masked_mean(model, batch, weighted):
+    hidden, mask = batch["a"] @ model.w, (batch["b"][:, :1] > 0).astype(jnp.float32)
+    model.kept[...] = 0.9 * model.kept[...] + 0.1 * (hidden * mask).sum(0) / mask.sum()
+    loss = weighted_mean(jnp.square(hidden).mean(1), mask[:, 0] if weighted else None)
+    return {"loss": loss[0], "weight": loss[1]}
+
+
+@pytest.mark.parametrize(("weighted", "warned"), [(True, False), (False, True)])
+def test_a_masked_mean_in_the_state_of_the_model_needs_its_number_as_the_weight(weighted, warned):
+    train = lambda model, batch: masked_mean(model, batch, weighted)  # noqa: E731
+    learner = LearnerBuilder("unused").build(Kept(jnp.zeros(WIDTH)), optax.sgd, 0.1, train_step=train)
+    texts = warnings_of_parts(learner.definition.step, jax.eval_shape(learner.init), BATCH, Replicated(2))
+    assert ["means over the values that a mask keeps" in text for text in texts] == [True] * warned
