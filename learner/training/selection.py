@@ -35,11 +35,11 @@ class Selection:
         """Return the arguments as a text, without the seed, which is the run's.
 
         >>> Exploit(Monitor("valid/Loss", "min"), 1, 0.25, (0.5, 2.0)).settings
-        'valid/Loss (min), every_epochs=1, part=0.25, factors=[0.5, 2.0]'
+        'valid/Loss (min), every_epochs=1, part=0.25, factors=[0.5, 2]'
         """
         mode = f" ({self.monitor.mode})" if self.monitor.mode else ""
         fields = [field.name for field in dataclasses.fields(self) if field.name not in ("monitor", "seed")]
-        numbers = [f"{name}={np.asarray(getattr(self, name)).tolist()}" for name in fields]
+        numbers = [f"{name}={_numbers(getattr(self, name))}" for name in fields]
         return ", ".join([self.monitor.monitor + mode, *numbers])
 
     def problems(self) -> list[str]:
@@ -153,3 +153,9 @@ class Exploit(Selection):
             draws = np.random.default_rng([self.seed, epoch, member])
             replaced_by[member] = left.pop(int(draws.integers(len(left))))
         return replaced_by
+
+
+def _numbers(value: Any) -> str:
+    """Return a number or a sequence of numbers as a text that is the same for 1 and 1.0."""
+    texts = [f"{x:.9g}" for x in np.ravel(value)]
+    return f"[{', '.join(texts)}]" if np.ndim(value) else texts[0]

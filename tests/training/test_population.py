@@ -1229,10 +1229,14 @@ SELECTIONS = {
     "other factors": (
         lambda b: b.exploit("valid/Loss", factors=(0.5, 2.0)),
         lambda b: b.exploit("valid/Loss", factors=[0.25, 2.0]),
-        "part=0.25, factors=[0.5, 2.0] -> valid/Loss (min), every_epochs=1, part=0.25, factors=[0.25, 2.0]",
+        "part=0.25, factors=[0.5, 2] -> valid/Loss (min), every_epochs=1, part=0.25, factors=[0.25, 2]",
     ),
     "halving removed": (lambda b: b.halving("valid/Loss", 2), lambda b: b, "every_epochs=2, keep=0.5 -> none"),
-    "nothing": (lambda b: b.exploit("valid/Loss"), lambda b: b.exploit("valid/Loss", part=np.float64(0.25)), None),
+    "nothing": (
+        lambda b: b.exploit("valid/Loss", factors=(1, 2)),
+        lambda b: b.exploit("valid/Loss", part=np.float64(0.25), factors=[1.0, 2.0]),
+        None,
+    ),
 }
 
 

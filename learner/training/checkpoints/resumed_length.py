@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.store import CheckpointStore
 from learner.errors import LearnerError, one_error
 from learner.training.checks.fingerprints import MICRO_BATCHES, saved_fingerprint
 from learner.training.definition import TrainingDefinition
@@ -22,8 +24,9 @@ def resolve_length(definition: TrainingDefinition, inputs: Inputs, restored: Res
     Raises:
       LearnerError: the lengths of a schedule do not fit the run.
     """
-    problems = [] if restored is None else _resolve_after(definition, inputs, restored.progress)
-    if problems:
+    if restored is None or not _has_changed(definition, inputs, restored.progress):
+        return
+    if problems := definition.resolve(inputs.source("train").batches):
         raise one_error(problems, "the run cannot resume", code="learner-untrainable")
 
 
@@ -31,26 +34,44 @@ def resolve_ahead(definition: TrainingDefinition, inputs: Inputs) -> list[str]:
     """Resolve the schedules, and return their problems. If they do not fit a run whose epochs all have the present
     number of steps, resolve them for the run that resumes from the builder's checkpoint.
     """
-    problems, start = definition.resolve(inputs.source("train").batches), definition.options.start
-    if not problems or not start:
-        return problems
-    # An error of the checkpoint is left to the restoration, which raises it with its context.
-    with contextlib.closing(open_store(definition.options)) as store, contextlib.suppress(LearnerError, OSError):
-        step = store.find(start.get("epoch", None if "step" in start else "latest"), start.get("step")).step
-        progress = store.progress(step)
-        refuse_malformed(progress, step, str(store.path(step)))
-        problems = _resolve_after(definition, inputs, progress)
+    batches = inputs.source("train").batches
+    problems = definition.resolve(batches)
+    if problems and definition.options.start:
+        progress = _saved_progress(definition.options)
+        if progress is not None and _has_changed(definition, inputs, progress):
+            problems = definition.resolve(batches)
     return problems
 
 
-def _resolve_after(definition: TrainingDefinition, inputs: Inputs, progress: Mapping[str, Any]) -> list[str]:
-    """Resolve the schedules for a run that resumes with this progress, unless they are, and return their problems."""
-    batches = inputs.source("train").batches
-    changes = _epoch_changes(definition.options, batches, progress)
-    if changes == definition.options.epoch_changes:
-        return []
-    definition.options = dataclasses.replace(definition.options, epoch_changes=changes)
-    return definition.resolve(batches)
+def _saved_progress(options: Options) -> Mapping[str, Any] | None:
+    """Return the progress of the checkpoint that the builder selects, or None if it cannot be read."""
+    start = options.start or {}
+    with contextlib.closing(open_store(options)) as store, contextlib.suppress(LearnerError, OSError):
+        if not start.get("resume"):
+            epoch = start.get("epoch", None if "step" in start else "latest")
+            return _readable(store, store.find(epoch, start.get("step")).step)
+        for entry in reversed(store.entries):  # `resume` uses an older one if the newest is damaged
+            with contextlib.suppress(DamagedError):
+                return _readable(store, entry.step)
+    return None
+
+
+def _readable(store: CheckpointStore, step: int) -> Mapping[str, Any]:
+    progress = store.progress(step)
+    refuse_malformed(progress, step, str(store.path(step)))
+    return progress
+
+
+def _has_changed(definition: TrainingDefinition, inputs: Inputs, progress: Mapping[str, Any]) -> bool:
+    """Set the changes of the epochs' length in a run that resumes with this progress. Return True if they differ from
+    those with which the schedules are resolved.
+    """
+    options = definition.options
+    changes = _epoch_changes(options, inputs.source("train").batches, progress)
+    if changes == options.epoch_changes:
+        return False
+    definition.options = dataclasses.replace(options, epoch_changes=changes)
+    return True
 
 
 def _epoch_changes(options: Options, batches: int | None, progress: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

@@ -1,5 +1,7 @@
 """Tests of runs that resume with epochs of another length."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -84,8 +86,25 @@ def test_a_warm_up_may_be_longer_than_a_run_of_short_epochs(tmp_path):
     fit(tmp_path / "run", RATE, 2, 4)
     fit(tmp_path / "run", WarmupCosine(RATE, warmup=10), 4, 12)
     np.testing.assert_allclose(rates(tmp_path / "run"), RATE * (1 + np.cos(np.pi * (STEPS - 10) / 6)) / 2, rtol=1e-5)
+    for size, warmup in ((12, 20), (4, 100)):  # with epochs of the last length, and of the first
+        with raises_code("learner-untrainable"):
+            fit(tmp_path / "run", WarmupCosine(RATE, warmup=warmup), 5, size)
+
+
+@pytest.mark.parametrize("warmup", [20, 24])
+def test_a_schedule_that_does_not_fit_a_resumed_run_of_equal_epochs_is_refused(tmp_path, warmup):
+    fit(tmp_path / "run", RATE, 2, 4)
     with raises_code("learner-untrainable"):
-        fit(tmp_path / "run", WarmupCosine(RATE, warmup=20), 5, 12)
+        fit(tmp_path / "run", WarmupCosine(RATE, warmup=warmup), 3, 4)
+
+
+def test_a_warm_up_fits_the_run_that_resumes_from_an_older_checkpoint(tmp_path):
+    """The newest checkpoint is damaged. From the one before, 12 steps are followed by two epochs of 2."""
+    builder = quiet(tmp_path / "run").num_epochs(3).with_batch_size(4).with_file_checkpointer()
+    build_line(builder.metrics(LearningRate()), RATE).fit(arrays(24))
+    shutil.rmtree(tmp_path / "run" / "checkpoint" / "18" / "state")
+    fit(tmp_path / "run", WarmupCosine(RATE, warmup=12), 4, 12)
+    np.testing.assert_allclose(rates(tmp_path / "run"), RATE * (1 + np.cos(np.pi * (STEPS - 12) / 4)) / 2, rtol=1e-5)
 
 
 def test_accumulation_that_changes_inside_an_epoch(tmp_path):
