@@ -54,7 +54,7 @@ def test_generator_function_is_called_in_each_epoch(importable):
         assert [[int(row["x"][0]) for row in data.open(epoch)] for epoch in (1, 2)] == [expected] * 2
     data = source({"class_path": "stream", "init_args": {"items": given}}, "train", 0)
     assert [batch["x"].shape for _ in range(2) for batch in data.make().batch(2)] == [(2, 3)] * 2
-    assert data.config() == {"class_path": "stream", "init_args": {"items": given, "size": None}}
+    assert data.config() == {"class_path": "stream", "init_args": {"items": given, "size": None, "batched": False}}
 
 
 def test_file_with_the_name_of_a_module(importable):
