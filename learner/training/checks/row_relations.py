@@ -31,7 +31,8 @@ INDEXING = ("slice", "dynamic_slice", "gather", "concatenate", "transpose", "rev
 OTHER_AFFINE = ("add", "add_any", "sub", "neg", "select_n", "reduce_sum", "cumsum", "stop_gradient", "name")
 AFFINE = (*OTHER_AFFINE, *SHAPING, *INDEXING, *FORWARDING)
 """Primitives whose output is linear in a mean over the rows. So are products, if only one factor depends on it."""
-NO_RATIO, RECIPROCAL, RATIO = range(3)
+NO_RATIO, RECIPROCAL, OF_SUM, RATIO = range(4)
+"""Kinds of ratios: `RECIPROCAL` is that of any number of the batch, `OF_SUM` that of a sum over its rows."""
 """The kinds of a number that is divided by one of the batch: without one, of a constant, and of one of the batch."""
 FREE, ROWS, SUM, COUNT, SELECTED, OTHER = range(6)
 """The forms of a value; see `_forms`."""
@@ -54,7 +55,7 @@ RELATIONS = {
 }
 """Relations between rows in a loss, by its kind."""
 
-MASKED = "means over the values that a mask keeps, such as those of a BatchNorm with a mask"
+MASKED = "ratios of sums over the batch's rows, such as the means of a BatchNorm with a mask"
 STATES = {
     SUM: "sums over the batch's rows",
     COUNT: "the number of the batch's rows",
@@ -68,24 +69,25 @@ REMEDY = "Return that number as the output's weight too; weighted_mean(losses, m
 
 def warnings_of_parts(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> list[str]:
     """Return warnings about a train step in a run that computes it on parts of a batch; none for other runs."""
-    if step.train is None or not (strategy.axis is not None or step.accumulates):
+    is_replicated = strategy.axis is not None and len(strategy.devices) > 1
+    if step.train is None or not (is_replicated or step.accumulates):
         return []
     # Traced with the batch and with twice its rows; a step that can only be traced with its own rows is not checked.
     one, other = (_traced(step, state, batch, times) for times in (1, 2))
-    parts = ["each device of Replicated sees its own rows alone"] if strategy.axis is not None else []
+    parts = ["each device of Replicated sees its own rows alone"] if is_replicated else []
     count = step.accumulate * step.split
     parts += [f"each of {count} micro-batches sees its own rows alone"] if step.accumulates else []
     texts = []
     if one is not None and other is not None:
         programs = one.program, other.program
-        if strategy.axis is not None and (names := _states_of_rows(step, one, other, strategy)):
+        if is_replicated and (names := _states_of_rows(step, one, other, strategy)):
             texts.append(_of_states(names))
         shape = rows_on_two_axes(*programs)
         relation = f"has the batch's rows on two axes ({shape}), as a loss over pairs of rows has"
         kind = CONSTANT if shape is not None else kind_of_loss(*programs, len(jax.tree.leaves(state.params)))
         if shape is not None or kind in RELATIONS:
             relation = RELATIONS.get(kind, relation)
-            texts.append(_of_relation(step, strategy, relation, " and ".join(parts)))
+            texts.append(_of_relation(step, is_replicated, relation, " and ".join(parts)))
         if kind in RELATIONS:
             return texts  # a weight would not fix it
     mistake = _mistake_of_weight(one, other)
@@ -165,12 +167,12 @@ def _of_states(names: Mapping[str, list[str]]) -> str:
     return (
         f"train_step keeps {kept} in the model's state, and each device of Replicated sees its own rows alone: the "
         "devices average such values, but integers and booleans are those of the first device. strategy(Sharded()) "
-        "computes with the rows of all devices. A mean over all rows does not change"
+        "computes with the rows of all devices. Ignore this warning about a ratio whose divisor is equal on all devices"
     )
 
 
-def _of_relation(step: StepFunctions, strategy: Strategy, relation: str, parts: str) -> str:
-    advice = ["strategy(Sharded()) computes with the rows of all devices"] if strategy.axis is not None else []
+def _of_relation(step: StepFunctions, is_replicated: bool, relation: str, parts: str) -> str:
+    advice = ["strategy(Sharded()) computes with the rows of all devices"] if is_replicated else []
     advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulates else []
     return (
         f"train_step {relation}, and {parts}: such a loss differs from that of the whole batch. {'; '.join(advice)}. "
@@ -434,17 +436,17 @@ def divides_by_data(one: Any, other: Any, inputs: int) -> bool:
       other: the same program for twice the rows, or None.
       inputs: the number of inputs that belong to the batch, followed by the random key.
     """
-    return _are_ratios(one, other, inputs)[0]
+    return _are_ratios(one, other, inputs, by_numbers=True)[0]
 
 
-def _are_ratios(one: Any, other: Any, inputs: int) -> list[bool]:
-    """Return the result of `divides_by_data` for each output."""
+def _are_ratios(one: Any, other: Any, inputs: int, by_numbers: bool = False) -> list[bool]:
+    """Return the result of `divides_by_data` for each output. Denominators may be arrays unless `by_numbers`."""
     # Without a pair of programs, sums over the rows are known only if they are numbers.
     has_pair = other is not None and _are_comparable(one, other)
     pair = other if has_pair else one
     of_batch = [len(one.invars) - 1 - inputs <= index < len(one.invars) - 1 for index in range(len(one.invars))]
     given = [_Term(x, form) for x, form in zip(of_batch, _forms_of_inputs(one, pair), strict=True)]
-    terms = _propagate(one, pair, given, _Term(), _Term(form=COUNT), partial(_terms, has_pair))
+    terms = _propagate(one, pair, given, _Term(), _Term(form=COUNT), partial(_terms, has_pair, by_numbers))
     return [x.kind != NO_RATIO for x in terms]
 
 
@@ -462,37 +464,44 @@ class _Term(NamedTuple):
     kind: int = NO_RATIO
 
 
-def _terms(of_arrays: bool, a: Any, b: Any, inputs: list[_Term]) -> list[_Term]:
-    """Return the outputs of an operation, given its inputs. Only numbers are ratios unless `of_arrays`."""
+def _terms(of_arrays: bool, by_numbers: bool, a: Any, b: Any, inputs: list[_Term]) -> list[_Term]:
+    """Return the outputs of an operation, given its inputs. Only numbers are ratios unless `of_arrays`, and only
+    numbers are denominators if `by_numbers`.
+    """
     of_batch, forms = any(x.of_batch for x in inputs), _forms(a, b, [x.form for x in inputs])
     outputs = zip(a.outvars, _have_rows(a.outvars, b.outvars), forms, strict=True)
     with_rows = _have_rows(a.invars, b.invars)
-    return [
-        _Term(of_batch, form, _ratio(a, inputs, with_rows, has_rows) if of_arrays or x.aval.size == 1 else NO_RATIO)
-        for x, has_rows, form in outputs
+    may_divide = [
+        not rows and (x.aval.size == 1 or not by_numbers) for x, rows in zip(a.invars, with_rows, strict=True)
     ]
 
+    def kind(x: Any, has_rows: bool) -> int:
+        is_checked = of_arrays or x.aval.size == 1
+        return _ratio(a, inputs, with_rows, may_divide, has_rows) if is_checked else NO_RATIO
 
-def _ratio(operation: Any, inputs: list[_Term], with_rows: list[bool], has_rows: bool) -> int:
+    return [_Term(of_batch, form, kind(x, has_rows)) for x, has_rows, form in outputs]
+
+
+def _ratio(operation: Any, inputs: list[_Term], with_rows: list[bool], may_divide: list[bool], has_rows: bool) -> int:
     """Return the kind of the ratio of an operation's output. `with_rows` and `has_rows`: True for each input, and for
-    the output, with an axis of rows.
+    the output, with an axis of rows. `may_divide`: True for each input that may be a denominator.
     """
     name, data = operation.primitive.name, [x.of_batch for x in inputs]
     # A number or sum of the batch that is combined with the rows, such as their mean, makes no ratios of them.
     kinds = [x.kind if rows or not has_rows else NO_RATIO for x, rows in zip(inputs, with_rows, strict=True)]
     is_number = operation.outvars[0].aval.size == 1
-    of_all = [
-        x.of_batch and not rows and (x.form == SUM or is_number) for x, rows in zip(inputs, with_rows, strict=True)
-    ]
+    of_all = [x.of_batch and may and (x.form == SUM or is_number) for x, may in zip(inputs, may_divide, strict=True)]
     if name == "div" and data[1]:
-        return NO_RATIO if not of_all[1] else RATIO if data[0] else RECIPROCAL
+        return NO_RATIO if not of_all[1] else RATIO if data[0] else OF_SUM if inputs[1].form == SUM else RECIPROCAL
     if name == "div":
         return kinds[0]
     if name == "integer_pow" and operation.params["y"] == -1 and of_all[0]:
-        return RECIPROCAL
+        return OF_SUM if inputs[0].form == SUM else RECIPROCAL
     if name in ("mul", "dot_general") and all(data):
-        if max(x.kind for x in inputs) == RECIPROCAL:
-            return RATIO
+        factor = max(x.kind for x in inputs)
+        if factor in (RECIPROCAL, OF_SUM):
+            # Rows that are scaled by another number of the batch, such as their standard deviation, are no weights.
+            return RATIO if factor == OF_SUM or not has_rows else NO_RATIO
         # The factor of a ratio may be its denominator, of a term that becomes a sum again.
         return NO_RATIO if any(of_all) else max(kinds)
     return max(kinds) if name in LINEAR and kinds else NO_RATIO

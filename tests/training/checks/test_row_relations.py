@@ -136,6 +136,18 @@ def normed_product(model, batch):
     return {"loss": 0.5 * jnp.vdot(jnp.where(weights > 0, weights, 0), losses.mean(1))}
 
 
+def scaled_by_the_batch(model, batch):
+    losses, _ = of_tokens(model, batch)
+    values = batch["b"][:, 0]
+    return {"loss": (values * (1 / (values.std() + 1)) * losses.mean(1)).mean()}
+
+
+def kept_in_each_column(model, batch):
+    """No number is the weight of such a loss: each column has its own."""
+    losses, mask = of_tokens(model, batch)
+    return {"loss": ((losses * mask).sum(0) / jnp.maximum(mask.sum(0), 1)).mean()}
+
+
 def kept_in_each_row(model, batch):
     losses, mask = of_tokens(model, batch)
     return {"loss": ((losses * mask).sum(1) / jnp.maximum(mask.sum(1), 1)).mean()}
@@ -617,4 +629,14 @@ def test_a_masked_mean_in_the_state_of_the_model_needs_its_number_as_the_weight(
     train = lambda model, batch: masked_mean(model, batch, weighted)  # noqa: E731
     learner = LearnerBuilder("unused").build(Kept(jnp.zeros(WIDTH)), optax.sgd, 0.1, train_step=train)
     texts = warnings_of_parts(learner.definition.step, jax.eval_shape(learner.init), BATCH, Replicated(2))
-    assert ["means over the values that a mask keeps" in text for text in texts] == [True] * warned
+    assert ["ratios of sums over the batch's rows" in text for text in texts] == [True] * warned
+
+
+@pytest.mark.parametrize("train", [kept_in_each_column, scaled_by_the_batch])
+def test_no_weight_is_advised_that_would_not_mend_the_loss(train):
+    assert warnings_of_parts(*step_of(train, 2), BATCH, SingleDevice()) == []
+
+
+def test_one_device_has_all_rows():
+    learner = LearnerBuilder("unused").build(Masked(), optax.sgd, 0.1, train_step=masked_norm)
+    assert warnings_of_parts(learner.definition.step, jax.eval_shape(learner.init), BATCH, Replicated(1)) == []
