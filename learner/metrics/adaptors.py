@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Metric, rows_mask
+from learner.metrics.base import Array, Info, Metric
 from learner.util.promotion import standard_promotion
 
 OPTIONAL = ("mask", "prediction_mask")
@@ -34,8 +34,8 @@ class Adapted(Metric):
       higher_is_better: the metric's direction, if it has one.
       unit: the unit of its value.
       arguments: for each argument of the metric, the field of the output to pass: `labels="targets"`. The field `mask`
-        is passed as booleans, even if it holds weights, and as `None` if the output has none. To weight a metric, pass
-        the weights in another field.
+        is passed as 0 and 1 in its dtype (at least float32), even if it holds weights, and as `None` if the output has
+        none. To weight a metric, pass the weights in another field.
 
     Raises:
       LearnerError: `metric` is not such a metric, its states cannot be merged, or no arguments are given.
@@ -85,8 +85,8 @@ class Adapted(Metric):
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
         """Add a batch: pass the output's fields to the metric."""
-        given = {name: _field(output, field) for name, field in self._arguments.items()}
         with standard_promotion():
+            given = {name: _field(output, field) for name, field in self._arguments.items()}
             return _like(self._kind.update(state, given), state)
 
     def merge(self, a: Any, b: Any) -> Any:
@@ -110,8 +110,12 @@ class Adapted(Metric):
 
 
 def _field(output: Any, field: str) -> Array | None:
-    x = rows_mask(output) if field == "mask" else getattr(output, field, None)
-    return x if x is None else jnp.asarray(x)
+    x = getattr(output, field, None)
+    if x is None or field != "mask":
+        return x if x is None else jnp.asarray(x)
+    # Not as booleans: a metric may add them up, and einsum gives a boolean. Of 16 bits, the sums would be rounded.
+    dtype = jnp.promote_types(x.dtype, jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+    return x.astype(bool).astype(dtype)
 
 
 class _Clu:

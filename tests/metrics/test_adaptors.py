@@ -111,6 +111,32 @@ def test_weights_in_the_mask_count_each_row_once(kind, size):
     assert value(metric, *batches) == 3.0
 
 
+def test_masks_of_16_bits_count_exactly():
+    metric = Adapted(nnx.metrics.Average("x"), x="x", mask="mask")
+    rows = output(x=jnp.arange(400.0) < 100, mask=(jnp.arange(400) < 257).astype(jnp.bfloat16))
+    assert value(metric, rows) == np.float32(100) / 257
+
+
+@struct.dataclass
+class OfSequences(Average):
+    """A mean over sequences whose masks are summed and counted in their dtype."""
+
+    @classmethod
+    def from_model_output(cls, values, mask):
+        total = (jnp.einsum("bl,bl->b", values, mask) / jnp.einsum("bl->b", mask)).sum()
+        return cls(total=total, count=(jnp.vdot(mask, mask) > 0) * len(values))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_masks_keep_their_dtype(dtype):
+    """The tokens that count are 1 and 3, with the mean 2, and 10."""
+    metric = Adapted(OfSequences, values="x", mask="mask")
+    x = np.array([[1.0, 3.0, 50.0], [10.0, 50.0, 50.0]], np.float32)
+    mask = np.array([[1, 1, 0], [1, 0, 0]], dtype)
+    assert value(metric, output(x=x, mask=mask)) == (2 + 10) / 2
+    assert value(metric, output(x=x, mask=mask * 4)) == (2 + 10) / 2
+
+
 def test_nnx_average():
     metric = Adapted(nnx.metrics.Average("x"), x="x", mask="mask")
     assert value(metric, output(x=[1.0, 2.0], mask=None), output(x=[6.0, 5.0], mask=[True, False])) == 3.0
