@@ -68,7 +68,8 @@ class Aggregate(_Combined, Metric):
 
     Raises:
       LearnerError: an entry of `metrics` is not a metric or not numeric, or metrics of steps, of rows and of collected
-        rows are mixed; the function does not accept the metrics' names, or needs concrete values while it is traced.
+        rows are mixed; a subclass combines metrics that collect rows; the function does not accept the metrics' names,
+        or needs concrete values while it is traced.
 
     >>> from learner.metrics.losses import Loss, Perplexity
     >>> from learner.steps.outputs import ClassificationOutput
@@ -88,6 +89,13 @@ class Aggregate(_Combined, Metric):
         unit: str = "",
     ) -> None:
         super().__init__(name, metrics, function, higher_is_better, unit)
+        if any(isinstance(part, CollectingMetric) for part in self.inner):
+            raise LearnerError(
+                f"{type(self).__name__} is a subclass of Aggregate, which cannot combine metrics that collect rows "
+                f"({', '.join(part.name for part in self.inner)}): create an Aggregate(...) itself instead",
+                code="metric-combined-subclass",
+                name=name,
+            )
         parts = self._metrics.values()
         self.per_step = any(part.per_step for part in parts)
         self.requires = tuple(dict.fromkeys(what for part in parts for what in part.requires))

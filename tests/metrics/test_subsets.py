@@ -356,6 +356,15 @@ def test_subclass_of_aggregate():
     assert value(Score(), output(predictions=[1.0], targets=[4.0])) == -3
 
 
+def test_subclass_of_aggregate_does_not_combine_metrics_that_collect_rows():
+    class Score(Aggregate):
+        def __init__(self):
+            super().__init__("My Score", {"a": AUROC()}, lambda a: -a)
+
+    with raises_code("metric-combined-subclass", "Score", "AUROC", "Aggregate(...)"):
+        Score()
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
