@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, CollectingMetric, Info, Metric, MetricBase
@@ -140,14 +141,20 @@ class _CollectedAggregate(_Combined, CollectingMetric):
         """Return the values that each metric collects. It traces the function, whose errors would come at the end of
         the split otherwise.
         """
-        jax.eval_shape(self._call, dict.fromkeys(self._metrics, jax.ShapeDtypeStruct((), jnp.float32)))
+        values = dict.fromkeys(self._metrics, jax.ShapeDtypeStruct((), jnp.float32))
+        if shape := jax.eval_shape(self._call, values).shape:
+            raise LearnerError(
+                f"the metric {self.name} gives {list(shape)} numbers; one that is numeric gives a scalar",
+                code="metric-value-shape",
+                name=self.name,
+            )
         return {key: part.collect(output) for key, part in self._metrics.items()}
 
     def compute(self, rows: dict[str, Any]) -> float:
         """Compute the metrics and the function."""
         with jax.default_device(cpu_device()):
-            values = {key: jnp.float32(part.compute(rows[key])) for key, part in self._metrics.items()}
-            return float(self._call(values))
+            values = {key: part.compute(rows[key]) for key, part in self._metrics.items()}
+            return float(self._call({key: jnp.float32(np.nan if x is None else x) for key, x in values.items()}))
 
 
 def _check(name: str, metrics: Any, function: Any) -> None:

@@ -323,6 +323,15 @@ def test_subset_of_an_aggregate_of_metrics_that_collect_rows():
     assert collected_value(metric, output(**columns)) == pytest.approx(2 * auroc_of(columns, 2), rel=1e-6)
 
 
+def test_aggregate_of_an_undefined_metric_that_collects_rows():
+    class Undefined(AUROC):
+        def compute(self, rows):
+            return None
+
+    metric = Aggregate("A", {"a": Undefined("binary", classes=1)}, lambda a: 1 - a)
+    assert np.isnan(collected_value(metric, output(**make_columns())))
+
+
 def test_padding_of_an_aggregate_fits_all_of_its_metrics():
     ranks = Aggregate("A", {"a": AUROC(), "b": AveragePrecision()}, max)
     assert (ranks.pads_rows, ranks.pad_value) == (True, AUROC.pad_value)
@@ -393,6 +402,10 @@ def test_subclass_of_aggregate_does_not_combine_metrics_that_collect_rows():
         (
             lambda: Aggregate("A", {"a": AUROC()}, math.sqrt).collect(output(**make_columns())),
             "the function of A ",
+        ),
+        (
+            lambda: Aggregate("A", {"a": AUROC()}, lambda a: jnp.stack([a, a])).collect(output(**make_columns())),
+            r"the metric A gives \[2\] numbers; one that is numeric gives a scalar",
         ),
         *(
             (
