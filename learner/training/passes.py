@@ -83,7 +83,15 @@ def evaluate(
             raise_dropped()
 
         reporter = Reporter(
-            metrics, NoFiles(), History(), (), timer.estimator, limiter=limiter, now=timer.now, check_peers=check
+            metrics,
+            NoFiles(),
+            History(),
+            (),
+            timer.estimator,
+            unreported_losses=inputs.valid,
+            limiter=limiter,
+            now=timer.now,
+            check_peers=check,
         )
         stack.push(closing(reporter.close))
         for split, source in inputs.valid.items():

@@ -20,7 +20,17 @@ from learner.data import DataLoaderBuilder, PerProcess, csv
 from learner.data.batch_arrays import batch_arrays
 from learner.data.source import source_of
 from learner.distributed.process_group import SingleProcess
-from learner.metrics import AUROC, Accuracy, By, CollectingMetric, ConfusionMatrix, PearsonCorrelation, Recall, Subset
+from learner.metrics import (
+    AUROC,
+    Accuracy,
+    By,
+    CollectingMetric,
+    ConfusionMatrix,
+    PearsonCorrelation,
+    Perplexity,
+    Recall,
+    Subset,
+)
 from learner.optimizers import Ema
 from learner.reports import html_report
 from learner.runs import RunReader, compare
@@ -232,6 +242,14 @@ def test_an_evaluation_gives_the_reason_of_an_undefined_value_once(tmp_path):
     with pytest.warns(LearnerWarning, match=r"^Pearson Correlation is not defined \(NaN\): "):
         learner.evaluate(batches())
     learner.evaluate(batches())
+
+
+def test_an_evaluation_gives_the_reason_of_a_metric_of_a_loss_that_is_not_finite(tmp_path):
+    builder = quiet(tmp_path / "run").metric_valid(Perplexity())
+    learner = builder.build(line(bias=False), valid_step=lambda model, batch: {"loss": jnp.float32(jnp.nan)})
+    with pytest.warns(LearnerWarning, match=r"^Perplexity is not defined \(NaN\): it is made of the loss") as caught:
+        assert np.isnan(learner.evaluate(batches())["Perplexity"])
+    assert len(caught) == 1
 
 
 def test_a_warning_that_is_an_error_is_raised_by_each_evaluation(tmp_path):

@@ -23,7 +23,7 @@ from learner import (
     TrainOutput,
 )
 from learner.data import ArrayDataset, DataLoaderBuilder, csv
-from learner.metrics import Accuracy, CollectingMetric, ExactMatch, LearningRate
+from learner.metrics import Accuracy, CollectingMetric, ExactMatch, LearningRate, Perplexity
 from learner.runs.lock import locked
 from learner.training.checked_inputs import read_checked
 from learner.training.monitors import default_monitor
@@ -893,9 +893,11 @@ def test_a_monitored_loss_that_is_missing_is_warned_about(tmp_path, monitor, cou
         tokens = jnp.zeros((len(batch["x"]), 2), jnp.int32)
         return GeneratedOutput.of(tokens, tokens)
 
-    builder = quiet(tmp_path / "run", saves=True).num_epochs(1).metric_valid(ExactMatch())
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(1).metric_valid(ExactMatch(), Perplexity())
     builder.early_stopping(MetricEarlyStopping(monitor)).with_file_checkpointer(monitor="valid/Exact Match")
     builder.build(line(), optax.sgd, 0.1, train_step=line_step, valid_step=valid).fit(batches(), batches())
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert log.count("valid/Loss is monitored, and it is NaN") == count
     assert "the loss of valid is nan" not in log
+    assert log.count("valid/Perplexity of epoch 1 is not defined (NaN)") == 1
+    assert "valid/Loss of epoch 1 is not" not in log

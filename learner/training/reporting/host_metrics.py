@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,8 @@ Values = dict[str, float | str]
 Pictures = dict[str, Callable[[], np.ndarray]]
 Arrays = dict[str, Callable[[], Any]]
 
+OF_LOSS = "it is made of the loss, which is not finite, or which the output does not have"
+
 
 class HostMetrics(ThreadOwned):
     """The host's part of all metrics. It belongs to the reporter's thread.
@@ -32,6 +34,7 @@ class HostMetrics(ThreadOwned):
       rows: the rows of collecting metrics.
       history: the values so far. Undefined ones were already reported by an earlier process of the run.
       warn: shows a warning to people, and logs it.
+      unreported_losses: the splits whose loss is not reported if it is not finite. It explains no other metric there.
 
     Attributes:
       arrays: functions by key that return the newest value of a text metric as arrays.
@@ -44,8 +47,10 @@ class HostMetrics(ThreadOwned):
         rows: RowCollector,
         history: History,
         warn: Callable[[str], None],
+        unreported_losses: Collection[str] = (),
     ):
         self._metrics, self.rows, self._warn = metrics, rows, warn
+        self._unreported_losses = unreported_losses
         self.arrays: Arrays = {}
         self.undefined: dict[str, str] = {}
         self._before: dict[str, dict[str, Any]] = {}  # the states before a validation in progress, by split
@@ -133,22 +138,27 @@ class HostMetrics(ThreadOwned):
     def _warn_of_undefined(self, finished: SplitFinished, values: Mapping[str, float | str], has_skips: bool) -> None:
         """Warn once about each metric whose value is NaN, unless a report of the steps explains it."""
         loss_is_finite = math.isfinite(float(values.get("Loss", math.nan)))
+        loss_is_reported = finished.split not in self._unreported_losses
         for metric in self._metrics.get(finished.split, ()):
             value = values[metric.name]
             if not isinstance(value, float) or not math.isnan(value) or metric.name in self._reported:
                 continue
             per_step = getattr(metric, "per_step", False)
+            of_loss = not loss_is_finite and (per_step or "loss" in getattr(metric, "fields", ()))
             # A loss that is not finite explains every metric made of it, or of its gradients.
-            if not loss_is_finite and (per_step or "loss" in getattr(metric, "fields", ())):
+            if of_loss and (loss_is_reported or metric.name == "Loss"):
                 continue
             # Skipped steps have no value, and were reported when they were read.
             if has_skips and per_step:
                 continue
             self._reported.add(metric.name)
-            has_reason = metric.name not in self._without_value or metric.undefined != MetricBase.undefined
-            reason = metric.undefined if has_reason else "its compute returned nothing (None)"
+            reason = OF_LOSS if of_loss else self._reason(metric)
             self.undefined[key := f"{finished.split}/{metric.name}"] = reason
             self._warn(f"{key} of epoch {finished.epoch} is not defined (NaN), which is said once: {reason}")
+
+    def _reason(self, metric: MetricBase) -> str:
+        has_reason = metric.name not in self._without_value or metric.undefined != MetricBase.undefined
+        return metric.undefined if has_reason else "its compute returned nothing (None)"
 
 
 def _undefined_in(history: History) -> set[str]:

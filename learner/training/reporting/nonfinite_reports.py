@@ -18,7 +18,7 @@ class NonFiniteReports(ThreadOwned):
       policy: the policy for such steps; None if they are not reported.
       log: writes to the application log.
       warn: shows a warning to people, and logs it.
-      without_loss: the splits whose outputs have no loss, which is NaN.
+      unreported_losses: the splits whose loss is not reported, such as those without one, where it is NaN.
 
     Attributes:
       halted: the step that ended the run, or None. Steps dispatched after it are not reported.
@@ -29,13 +29,13 @@ class NonFiniteReports(ThreadOwned):
         policy: NonFinitePolicy | None,
         log: logging.Logger,
         warn: Callable[[str], None],
-        without_loss: Collection[str] = (),
+        unreported_losses: Collection[str] = (),
     ):
         self._policy, self._log, self._warn = policy, log, warn
         self.halted: NonFiniteStop | None = None
         self._has_warned = False
         self._with_skips: set[str] = set()  # splits with skipped steps, until they end
-        self._with_nonfinite_loss = {*without_loss}  # splits whose loss is known not to be finite at their end
+        self._with_nonfinite_loss = {*unreported_losses}  # splits of no further report at their end
 
     def report(self, first: StepsDispatched, codes: np.ndarray) -> int:
         """Report the steps that are not finite. Return the number of steps, up to one that ends the run.

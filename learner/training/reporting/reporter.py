@@ -120,7 +120,7 @@ class Reporter(ThreadOwned):
       row_trees: the structures of these rows, by metric.
       epoch_values: the values of finished splits of the current epoch, from a checkpoint.
       policy: the policy for steps that are not finite; None if they are not reported.
-      without_loss: the splits whose outputs have no loss.
+      unreported_losses: the splits whose loss is not reported if it is not finite, such as those without one.
       log: writes to the application log.
       warn: shows a warning to people, and logs it.
       limiter: limits the dispatches in flight.
@@ -150,7 +150,7 @@ class Reporter(ThreadOwned):
         row_trees: Mapping[str, Any] | None = None,
         epoch_values: Mapping[str, float | str] | None = None,
         policy: NonFinitePolicy | None = None,
-        without_loss: Collection[str] = (),
+        unreported_losses: Collection[str] = (),
         log: logging.Logger | None = None,
         warn: Callable[[str], None] = lambda text: None,
         limiter: InFlightLimiter | None = None,
@@ -169,8 +169,8 @@ class Reporter(ThreadOwned):
 
         def delivery(kind: type[D], of: MemberValues) -> D:
             rows = RowCollector(of.collected, of.row_trees)
-            host_metrics = HostMetrics(of.metrics, rows, of.history, of.warn)
-            nonfinite = NonFiniteReports(policy, self.log, of.warn, without_loss)
+            host_metrics = HostMetrics(of.metrics, rows, of.history, of.warn, unreported_losses)
+            nonfinite = NonFiniteReports(policy, self.log, of.warn, unreported_losses)
             nonfinite.halted = of.halted
             values = of.epoch_values
             result = kind(of.files, of.history, of.listeners, reader, host_metrics, nonfinite, clock, now, values)

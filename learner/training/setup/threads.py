@@ -74,7 +74,7 @@ def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Out
         estimator=timer.estimator,
         clock=time.time,
         policy=spec.options.on_nonfinite,
-        without_loss=spec.inputs.without_loss,
+        unreported_losses=spec.inputs.without_loss,
         log=outputs.log,
         warn=outputs.warn,
         limiter=in_flight_limit(spec.strategy),

@@ -506,6 +506,17 @@ def test_without_a_loss_undefined_metrics_are_reported(start):
     assert [text.split(" of ")[0] for text in reported] == ["valid/Elsewhere"]
 
 
+def test_metrics_of_a_loss_that_is_not_reported_are_reported(start):
+    reported = []
+    worker = start(Loss(), Unknown(), warn=reported.append, unreported_losses=["valid"])
+    nan = {"Loss": jnp.float32(jnp.nan), "Unknown": jnp.float32(jnp.nan)}
+    put_all(worker, *(SplitFinished(split, 1, 1, None, nan) for split in ("train", "valid")))
+    assert reported == [
+        "valid/Unknown of epoch 1 is not defined (NaN), which is said once: it is made of the loss, which is not "
+        "finite, or which the output does not have"
+    ]
+
+
 def test_text_metrics_are_text_and_have_no_column(start):
     class Words(Metric):
         name, numeric = "Words", False
