@@ -19,7 +19,14 @@ import jax
 from learner.cli.configs.config_arguments import config_kinds, import_config_classes, parameters_of
 from learner.cli.configs.importing import import_path
 from learner.cli.configs.kind_checks import OURS, check_target, package_of
-from learner.cli.configs.object_kinds import GROUP, PREDICATE, argument_kinds, kind_of, refuse_other
+from learner.cli.configs.object_kinds import (
+    GROUP,
+    PREDICATE,
+    argument_kinds,
+    kind_of,
+    metric_collections,
+    refuse_other,
+)
 from learner.cli.configs.overrides import value_of
 from learner.cli.configs.problems import Problems, read_each, read_list
 from learner.cli.configs.schema import OBJECTS, names_for
@@ -174,11 +181,12 @@ def recipe(
         )
     partial = partial and not inspect.isclass(target)
     place, kinds = f"{key}.init_args", config_kinds(target)
-    places = argument_kinds(target)
+    places, of_metrics = argument_kinds(target), metric_collections(target) if names else ()
 
     def read(name: str, argument: Any) -> Any:
         if name in kinds:
             return import_config_classes(argument, f"{place}.{name}")
+        argument = _named_objects(argument) if name in of_metrics else argument
         return nested(argument, f"{place}.{name}", names, model=model, kind=places.get(name))
 
     seeded = model and not is_config(target)  # a config's `seed` belongs to the config
@@ -214,8 +222,7 @@ def nested(
     an object of a known kind. `kind`: the kind of the objects, or a mapping of the kinds by name, or None.
     """
     if isinstance(value, list):
-        listed = [*_named_objects(dict(enumerate(value)), names).values()]
-        return read_list(listed, lambda i, item: nested(item, f"{key}.{i}", names, model=model, kind=kind))
+        return read_list(value, lambda i, item: nested(item, f"{key}.{i}", names, model=model, kind=kind))
     is_object = _is_object(value)
     kinds = kind if isinstance(kind, Mapping) else {}
     if kind == PREDICATE:
@@ -225,8 +232,7 @@ def nested(
     if is_object:
         return recipe(value, key, {"Group": GROUP}) if kinds else recipe(value, key, names, model=model)
     if isinstance(value, Mapping):
-        items = _named_objects(value, names)
-        return read_each(items, lambda n, item: nested(item, f"{key}.{n}", names, model=model, kind=kinds.get(n)))
+        return read_each(value, lambda n, item: nested(item, f"{key}.{n}", names, model=model, kind=kinds.get(n)))
     return value
 
 
@@ -234,13 +240,11 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, Mapping) and "class_path" in value
 
 
-def _named_objects(items: Mapping[Any, Any], names: Mapping[str, str] | None) -> Mapping[Any, Any]:
-    """Return the items of a list or mapping, with short names beside objects as objects. jsonargparse reads a list or
-    mapping of short names alone.
-    """
-    if not any(map(_is_object, items.values())):
-        return items
-    return {n: {"class_path": x} if isinstance(x, str) and x in (names or {}) else x for n, x in items.items()}
+def _named_objects(value: Any) -> Any:
+    """Return a list or mapping of objects with the mapping of an object in place of each name alone."""
+    if isinstance(value, Mapping) and not _is_object(value):
+        return {name: {"class_path": x} if isinstance(x, str) else x for name, x in value.items()}
+    return [{"class_path": x} if isinstance(x, str) else x for x in value] if isinstance(value, list) else value
 
 
 def predicate(value: Any, key: str) -> Any:

@@ -1,15 +1,19 @@
 """Tests of configs of runs."""
 
+import math
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
 from flax import nnx
 
-from learner import LossScale, Policy
+from learner import ClassificationOutput, LossScale, Policy
 from learner.cli.configs.config import RunConfig
 from learner.config.safe_yaml import parse_yaml
 from learner.errors import LearnerError
+from learner.metrics import Info
 from learner.optimizers import Clipped, Ema, Group, Groups
 from learner.optimizers.configs import AdamW
 from learner.schedules import Cosine
@@ -483,7 +487,32 @@ def test_invalid_loggers_are_refused(importable, line_config, changes, message):
     assert message in str(error.value)
 
 
-SCORE = {"name": "Score", "function": "jax.numpy.subtract"}
+OWN_METRICS = """
+import learner.metrics
+from learner.metrics import MetricBase
+
+
+def difference(x1, x2):
+    return x1 - x2
+
+
+class Accuracy(learner.metrics.Accuracy):
+    pass
+
+
+class Titled(learner.metrics.Accuracy):
+    def __init__(self, also: dict, parts: list[MetricBase]):
+        super().__init__()
+        self.also, self.parts = also, parts
+"""
+
+
+@pytest.fixture
+def own_metrics(importable):
+    (importable / "ownmetrics.py").write_text(OWN_METRICS)
+
+
+SCORE = {"name": "Score", "function": "ownmetrics.difference"}
 OF_NAMES = {**SCORE, "metrics": {"x1": "Accuracy", "x2": "Loss"}}
 F1 = {"class_path": "FBeta", "init_args": {"classes": 2}}
 
@@ -497,11 +526,37 @@ F1 = {"class_path": "FBeta", "init_args": {"classes": 2}}
         ("Head", {"metric": {"class_path": "Aggregate", "init_args": OF_NAMES}, "head": "genre"}, "Score of genre"),
     ],
 )
-def test_metrics_of_metrics_have_short_names(importable, line_config, name, arguments, title):
+def test_metrics_of_metrics_have_short_names(own_metrics, line_config, name, arguments, title):
     config = RunConfig(line_config | {"metric_valid": {"class_path": name, "init_args": arguments}})
     metrics = config.learner(with_data=False).definition.options.metrics_of("valid")
     assert title in [metric.name for metric in metrics]
     assert RunConfig(saved_content(config)).text() == config.text()
+
+
+def metric_of(line_config, name, arguments):
+    config = RunConfig(line_config | {"metric_valid": {"class_path": name, "init_args": arguments}})
+    return config.learner(with_data=False).definition.options.metrics_of("valid")[0]
+
+
+@pytest.mark.parametrize("accuracy", ["Accuracy", "ownmetrics.Accuracy"])
+def test_aggregates_of_configs_are_computed(own_metrics, line_config, accuracy):
+    """The scores of all four classes are equal, so that the first one is the prediction."""
+    metric = metric_of(line_config, "Aggregate", {**SCORE, "metrics": {"x1": accuracy, "x2": {"class_path": "Loss"}}})
+    output = ClassificationOutput.from_logits(jnp.zeros((2, 4)), jnp.array([0, 1]))
+    state = metric.update(metric.init(), output, Info(jnp.int32(0), jnp.float32(2)))
+    assert metric.compute(state) == pytest.approx(1 / 2 - math.log(4))
+
+
+def test_wrong_names_in_aggregates_are_refused(own_metrics, line_config):
+    with raises_code("config-name-unknown", "metrics.x1", "'Acuracy'", "'Accuracy'"):
+        metric_of(line_config, "Aggregate", {**SCORE, "metrics": {"x1": "Acuracy", "x2": F1}})
+
+
+def test_only_arguments_that_are_metrics_have_names_of_metrics(own_metrics, line_config):
+    arguments = {"also": {"title": "Accuracy", "metric": F1}, "parts": ["ownmetrics.Accuracy", F1, "Loss"]}
+    metric = metric_of(line_config, "ownmetrics.Titled", arguments)
+    assert metric.also["title"] == "Accuracy"
+    assert [metric.also["metric"].name, *(part.name for part in metric.parts)] == ["F1", "Accuracy", "F1", "Loss"]
 
 
 def test_argument_named_on_is_a_text(importable, line_config):
