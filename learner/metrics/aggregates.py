@@ -131,12 +131,6 @@ class Aggregate(_Combined, Metric):
 class _CollectedAggregate(_Combined, CollectingMetric):
     """An `Aggregate` of metrics that collect rows."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        pads = {(part.pads_rows, part.pad_value) for part in self._metrics.values()}
-        if len(pads) == 1:
-            ((self.pads_rows, self.pad_value),) = pads
-
     def collect(self, output: Any) -> dict[str, Any]:
         """Return the values that each metric collects. It traces the function, whose errors would come at the end of
         the split otherwise.
@@ -149,6 +143,10 @@ class _CollectedAggregate(_Combined, CollectingMetric):
                 name=self.name,
             )
         return {key: part.collect(output) for key, part in self._metrics.items()}
+
+    def paddings(self, rows: dict[str, Any]) -> list[int | None]:
+        """Return those of each metric."""
+        return [padding for key in sorted(rows) for padding in self._metrics[key].paddings(rows[key])]
 
     def compute(self, rows: dict[str, Any]) -> float:
         """Compute the metrics and the function."""

@@ -189,6 +189,10 @@ class CollectingMetric(MetricBase, abc.ABC):
         the host.
         """
 
+    def paddings(self, rows: Any) -> list[int | None]:
+        """Return the number that pads each leaf of `rows`, and None for a leaf whose batches have one shape."""
+        return [self.pad_value if self.pads_rows else None] * len(jax.tree.leaves(rows))
+
 
 @dataclasses.dataclass(frozen=True)
 class StepWork:

@@ -61,11 +61,14 @@ class _CollectedHead(WrappedCollectingMetric):
     def __init__(self, metric: CollectingMetric, head: str, name: str | None = None) -> None:
         _copy_attributes(self, metric, head, name)
         self._metric, self._head = metric, head
-        self.pads_rows, self.pad_value = metric.pads_rows, metric.pad_value
 
     def collect(self, output: Any) -> Any:
         """Return the values that the wrapped metric collects from the head."""
         return self._metric.collect(_part(self.name, output, self._head))
+
+    def paddings(self, rows: Any) -> list[int | None]:
+        """Return those of the wrapped metric."""
+        return self._metric.paddings(rows)
 
     def compute(self, rows: Any) -> Any:
         """Compute the wrapped metric."""

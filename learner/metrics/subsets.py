@@ -117,11 +117,14 @@ class _CollectedSubset(WrappedCollectingMetric):
 
     def __init__(self, metric: CollectingMetric, by: str, value: int, name: str | None = None) -> None:
         self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
-        self.pads_rows, self.pad_value = metric.pads_rows, metric.pad_value
 
     def collect(self, output: Any) -> dict[str, Any]:
         """Return the rows that the metric collects, and their groups."""
         return _collected(self.name, self._metric, output, self._by)
+
+    def paddings(self, rows: Any) -> list[int | None]:
+        """Return those of the wrapped metric; the groups have one shape."""
+        return [None, *self._metric.paddings(rows["rows"])]
 
     def compute(self, rows: Any) -> Any:
         """Compute the wrapped metric; NaN if the subset has no rows."""
@@ -135,11 +138,14 @@ class _CollectedBy(CollectingMetric):
 
     def __init__(self, metric: CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
         self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
-        self.pads_rows, self.pad_value = metric.pads_rows, metric.pad_value
 
     def collect(self, output: Any) -> dict[str, Any]:
         """Return the rows that the metric collects, and their groups."""
         return _collected(self.name, self._metric, output, self._by)
+
+    def paddings(self, rows: Any) -> list[int | None]:
+        """Return those of the wrapped metric; the groups have one shape."""
+        return [None, *self._metric.paddings(rows["rows"])]
 
     def compute(self, rows: Any) -> np.ndarray:
         """Return float64 `[groups]`; NaN for a group without rows."""
@@ -193,7 +199,7 @@ def _collected(name: str, metric: CollectingMetric, output: Any, by: str) -> dic
                 name=name,
                 by=by,
             )
-    return {"rows": rows, "groups": groups}
+    return {"groups": groups, "rows": rows}
 
 
 def _value_of(metric: CollectingMetric, rows: Any, value: int) -> Any:

@@ -23,6 +23,7 @@ from learner.metrics import (
     Aggregate,
     AveragePrecision,
     By,
+    CollectingMetric,
     ExactMatch,
     GradientNorm,
     Head,
@@ -40,6 +41,7 @@ from learner.metrics import (
     TokenAccuracy,
     UpdateRatio,
 )
+from learner.training.reporting.row_collector import RowCollector
 from tests.support.codes import raises_code
 from tests.support.more_metrics import value_of
 
@@ -332,10 +334,49 @@ def test_aggregate_of_an_undefined_metric_that_collects_rows():
     assert np.isnan(collected_value(metric, output(**make_columns())))
 
 
-def test_padding_of_an_aggregate_fits_all_of_its_metrics():
-    ranks = Aggregate("A", {"a": AUROC(), "b": AveragePrecision()}, max)
-    assert (ranks.pads_rows, ranks.pad_value) == (True, AUROC.pad_value)
-    assert not mean_of_ranks().pads_rows
+class Total(CollectingMetric):
+    """The sum of a field, with its padding."""
+
+    def __init__(self, field, pad_value=None):
+        self.name, self.fields = f"Total {field}", (field,)
+        self.pads_rows, self.pad_value = pad_value is not None, pad_value
+
+    def collect(self, output):
+        return getattr(output, *self.fields)
+
+    def compute(self, rows):
+        return rows.sum()
+
+
+def test_metrics_of_an_aggregate_pad_their_own_rows():
+    """Two rows of two numbers get a third one, to be as long as the last row."""
+    parts = {
+        "z": Total("x", 7),
+        "b": Head(Total("x", 20), "head"),
+        "a": Subset(Total("x", 300), "group", 0),
+        "c": Total("rows"),
+    }
+    metric = Aggregate("All", parts, lambda z, b, a, c: z + 100 * b + 10_000 * (a + c))
+    outputs = [
+        types.SimpleNamespace(
+            x=np.ones(shape), head={"x": np.full(shape, 2)}, rows=np.ones(len(group)), group=np.array(group), mask=None
+        )
+        for shape, group in (((2, 2), [0, 1]), ((1, 3), [1]))
+    ]
+    totals = {"z": 7 + 2 * 7, "b": 2 * 7 + 2 * 20, "a": 2 + 300, "c": 3}
+    assert ragged_value(metric, *outputs) == totals["z"] + 100 * totals["b"] + 10_000 * (totals["a"] + totals["c"])
+    with raises_code("metric-row-shapes-differ", name="All"):
+        ragged_value(Aggregate("All", {**parts, "c": Total("x")}, lambda z, b, a, c: c), *outputs)
+
+
+def ragged_value(metric, *outputs):
+    """Return the value of batches of several lengths, collected as in a run."""
+    rows = RowCollector(None, None)
+    for out in outputs:
+        tail = (jax.device_get(metric.collect(out)),)
+        dispatched = types.SimpleNamespace(split="train", batches=1, count=1)
+        rows.add(dispatched, types.SimpleNamespace(rows=(), tail=tail, nonfinite=np.zeros(1)), [metric])
+    return metric.compute(rows.rows("train", metric.name))
 
 
 @pytest.mark.full

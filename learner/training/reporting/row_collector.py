@@ -28,7 +28,7 @@ class RowCollector(ThreadOwned):
     ):
         self._collected = collected or {}
         self._row_trees: dict[str, Any] = dict(row_trees or {})
-        self._pad_values: dict[str, int] = {}  # by metric, of those that accept padding
+        self._paddings: dict[str, list[int | None]] = {}  # by metric, of each leaf
 
     def add(self, dispatched: StepsDispatched, values: StepOutputs, collecting: Sequence[CollectingMetric]) -> None:
         """Append the rows of a dispatch for each of its collecting metrics."""
@@ -43,10 +43,10 @@ class RowCollector(ThreadOwned):
             tails = [jax.tree.map(lambda x: x[:0], tail) for tail in tails]
         parts = [jax.tree.map(lambda x: _flatten(x, full, kept), values.rows)] if values.rows else []
         by_metric = self._collected.setdefault(dispatched.split, {})
-        self._pad_values |= {metric.name: metric.pad_value for metric in collecting if metric.pads_rows}
         for part in [*parts, *tails]:
             for metric, rows in zip(collecting, part, strict=True):
                 leaves, self._row_trees[metric.name] = jax.tree.flatten(rows)
+                self._paddings[metric.name] = metric.paddings(rows)
                 by_metric.setdefault(metric.name, []).append(leaves)
 
     def rows(self, split: str, name: str) -> PyTree:
@@ -74,8 +74,9 @@ class RowCollector(ThreadOwned):
         parts = self._collected.get(split, {}).get(name, [])
         # Batches of skipped steps have no rows, and their other axes may differ.
         columns = list(zip(*([leaves for leaves in parts if any(map(len, leaves))] or parts[:1]), strict=True))
-        for column in columns:
-            if len(shapes := {rows.shape[1:] for rows in column}) > 1 and name not in self._pad_values:
+        paddings = self._paddings.get(name, [None] * len(columns))
+        for column, padding in zip(columns, paddings, strict=True):
+            if len(shapes := {rows.shape[1:] for rows in column}) > 1 and padding is None:
                 raise LearnerError(
                     f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
                     "to one length, or set pads_rows = True on a metric that ignores the padding behind shorter rows",
@@ -83,7 +84,7 @@ class RowCollector(ThreadOwned):
                     name=name,
                     split=split,
                 )
-        return [np.concatenate(_pad(column, self._pad_values.get(name, 0))) for column in columns]
+        return [np.concatenate(_pad(column, padding or 0)) for column, padding in zip(columns, paddings, strict=True)]
 
 
 def _pad(parts: Sequence[np.ndarray], value: int) -> list[np.ndarray]:
