@@ -29,7 +29,7 @@ from learner.steps.step import HYPERPARAMETERS, StepFunctions
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs
-from learner.training.options import BACKWARD_ONLY, Options
+from learner.training.options import BACKWARD_ONLY, LOSS_SCALE, Options
 from learner.util.distribution import versions
 from learner.util.jaxprs import dependent_outputs
 from learner.util.text import printable
@@ -266,6 +266,11 @@ def _of_forward_pass(precision: str) -> str:
     return precision
 
 
+def _scales_loss(precision: str) -> bool:
+    """Return True if the state of a `precision_text` has a loss scale. The default one of float16 is not named."""
+    return LOSS_SCALE in precision or precision.startswith("float16")
+
+
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """Return the differences between the fingerprints of a checkpoint and of the current run. Facts that one of them
     lacks are not compared.
@@ -287,9 +292,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     others += settings.change("plateau")
     others += settings.change("precision")
     others += _metric_changes(settings)
-    # Another precision changes the programs, and one line about it is enough.
-    explained = bool(settings.change("precision"))
-    others += [] if explained else programs.changes_of_steps()
+    others += [] if settings.explain_programs() else programs.changes_of_steps()
     logged = settings.change("strategy")
     return Changes(
         train_data=list(map(_shown, train)),
@@ -331,6 +334,15 @@ class _Settings:
         if name == PARTS and name in self.before:  # None: the builder did not set them
             had, have = had or 1, have or 1
         return [f"{name}: {had} -> {have}"] if had not in (None, have) else []
+
+    def explain_programs(self) -> bool:
+        """Return True if another precision changed the traced steps, so that one line about it is enough. Another loss
+        scale does not change them: it is a number in the state.
+        """
+        had, have = self.before.get("precision"), self.now["precision"]
+        if not isinstance(had, str):
+            return False
+        return _of_forward_pass(had) != _of_forward_pass(have) or _scales_loss(had) != _scales_loss(have)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from learner import LearnerError, ReduceOnPlateau
+from learner import LearnerError, LossScale, Policy, ReduceOnPlateau
 from learner.data import ArrayDataset, DataLoaderBuilder
 from learner.data.abstract_source import Source
 from learner.metrics import MeanMetric
@@ -317,6 +317,36 @@ def test_another_program_is_one_warning(one, what):
     other = "computes something else"
     assert sum(other in line for line in lines) == sum(other in text for text in texts)
     assert result.summary["epochs"] == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("scales", "step", "others"),
+    [
+        ((8.0, 16.0), line_step, 0),
+        ((8.0, 16.0), scaled_step, 1),
+        ((None, 16.0), scaled_step, 1),  # the default of float16
+    ],
+    ids=["scale", "scale and loss", "default and loss"],
+)
+def test_another_loss_scale_does_not_hide_another_step(tmp_path, scales, step, others):
+    before, now = (Policy(compute="float16", loss_scale=start and LossScale(start)) for start in scales)
+    build(saving(tmp_path / "run", 1).precision(before)).fit(loader())
+    build(saving(tmp_path / "run").precision(now).resume(), step=step).fit(loader())
+    (line,) = warned(tmp_path / "run")
+    assert "loss scale from 16" in line
+    assert line.count("train step: it computes something else") == others
+
+
+@pytest.mark.full
+def test_an_added_loss_scale_is_one_change(tmp_path):
+    """The state contains it, so that the traced steps differ."""
+    build(saving(tmp_path / "run", 1).precision("bfloat16")).fit(loader())
+    scaled = Policy(compute="bfloat16", loss_scale=LossScale(8.0))
+    build(saving(tmp_path / "run").precision(scaled).resume()).fit(loader())
+    (line,) = warned(tmp_path / "run")
+    assert "loss scale from 8" in line
+    assert "computes something else" not in line
 
 
 def with_rule(factor):
