@@ -172,8 +172,8 @@ class Source(abc.ABC):
         return False
 
     def is_reproducible(self) -> bool:
-        """Return True if the first batch is expected to be the same in each process that reads the data: its order is
-        not random, and does not depend on a state.
+        """Return True if the first batch is expected to be the same in each process that reads the data: neither its
+        order nor its items are random, or depend on a state. Functions and iterables may draw random numbers unseen.
         """
         return False
 

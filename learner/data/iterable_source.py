@@ -169,11 +169,6 @@ class IterableSource(StatefulSource):
         """See `Source`."""
         return draws(_generators(self._data))
 
-    def is_reproducible(self) -> bool:
-        """See `Source`. The order of an iterable is known if it is that of the data, or a function of the epoch."""
-        is_known = self._kind == "function" or hasattr(self._data, "set_epoch") or _has_one_order(self._data)
-        return is_known and state_methods(self._data) is None and not self.draws_itself()
-
     def unsaved(self) -> dict[str, Hashable]:
         """See `Source`."""
         if isinstance(self._data, list | tuple):

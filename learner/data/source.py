@@ -131,8 +131,8 @@ class LoaderSource(Source):
         return {"contents": self._loader.digest(), **digests}
 
     def is_reproducible(self) -> bool:
-        """See `Source`."""
-        return not (self._stateful or self._random)
+        """See `Source`. Items that only worker processes read may be random."""
+        return not (self._stateful or self._random or self._loader.num_workers)
 
     def peek(self, epoch: int) -> PyTree:
         """See `Source`."""

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from learner import LearnerError, LossScale, Policy, ReduceOnPlateau
-from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.data import ArrayDataset, DataLoaderBuilder, stream
 from learner.data.abstract_source import Source
 from learner.metrics import MeanMetric
 from learner.optimizers import Group, Groups
@@ -225,16 +225,14 @@ class Items:
 
 
 class InEpochs:
-    """An iterable whose order is a function of the epoch."""
-
-    def __init__(self, sign):
-        self.sign = sign
+    """An iterable whose order is a function of the epoch, and which is augmented at random."""
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
     def __iter__(self):
-        return ({**batch, "x": np.float32(self.sign) * batch["x"]} for batch in batches()[:: -1 if self.epoch else 1])
+        noise = np.random.default_rng().normal()
+        return ({**batch, "x": batch["x"] + np.float32(noise)} for batch in batches()[:: -1 if self.epoch else 1])
 
 
 class Shuffled:
@@ -247,12 +245,13 @@ class Shuffled:
         return iter([batches()[index] for index in self.rng.permutation(STEPS)])
 
 
-def loaded(items):
-    return DataLoaderBuilder().batch_size(BATCH).build(items)
+def drawn():
+    """Return batches in an order of a random generator that no checkpoint contains."""
+    return (batches()[index] for index in np.random.default_rng().permutation(STEPS))
 
 
-def generated(sign):
-    return lambda: ({**batch, "x": np.float32(sign) * batch["x"]} for batch in batches())
+def loaded(items, workers=0):
+    return DataLoaderBuilder().batch_size(BATCH).num_workers(workers).build(items)
 
 
 @pytest.mark.full
@@ -260,13 +259,16 @@ def generated(sign):
     ("data", "expected"),
     [
         (lambda sign: loaded(Items(sign)), ["first row differs"]),
-        (generated, ["first row differs"]),
-        (InEpochs, ["first row differs"]),
+        (lambda sign: [{**batch, "x": sign * batch["x"]} for batch in batches()], ["first row differs"]),
         (lambda sign: loaded(Items()), []),
         (lambda sign: loaded(Items(spread=1.0)), ["items of the train data (Items) differ when they are read again"]),
+        (lambda sign: loaded(Items(spread=1.0), workers=1), []),
+        (lambda sign: drawn, []),
+        (lambda sign: stream(drawn, batched=True), []),
+        (lambda sign: InEpochs(), []),
         (lambda sign: Shuffled(), []),
     ],
-    ids=["items", "function", "iterable", "same", "augmented", "shuffled"],
+    ids=["items", "list", "same", "augmented", "workers", "function", "stream", "iterable", "shuffled"],
 )
 def test_another_first_row_between_epochs_is_one_warning(tmp_path, data, expected):
     """Data that differs each time it is read on purpose has a warning of its own, or none."""
