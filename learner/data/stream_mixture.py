@@ -108,7 +108,7 @@ class StreamMixture(CompositeStream):
         counts = {name: state["sources"][name]["total"] for name in self.names}
         total = sum(counts.values())
         if len(counts) == 1:
-            return f"{total:,} rows of the stream"
+            return f"{total:,} items of the stream"
         parts = [f"{name} {n:,} ({100 * n / max(total, 1):.2f} %)" for name, n in counts.items()]
         return f"{total:,} rows of the mixture: {', '.join(parts)}"
 
@@ -293,7 +293,7 @@ class StreamSource(IterableSource):
     """A source of a mixture. Its batches are single rows, and its epochs are the passes through it."""
 
     _keeps = True
-    _unit = "rows"
+    _unit = "items"
 
     @property
     def data(self) -> Any:

@@ -166,7 +166,7 @@ def test_every_state_leads_to_the_same_rows(mode):
             if epoch < 3:
                 assert with_states(resumed, epoch + 1) == epochs[epoch]
     assert {text.partition(")")[0] for text in warned} == {"the 'a' data (Rows", "the 'b' data (generator"}
-    assert all("rows of epoch" in text for text in warned)
+    assert all("items of epoch" in text for text in warned)
 
 
 class Turns:
@@ -360,9 +360,9 @@ def test_stream_in_batches_resumes(items):
     resumed = open_with_state(stream(items).batch(4))
     warned = []
     assert with_states(resumed, epoch=1, start=3, state=whole[2][1], warn=warned.append) == whole[3:]
-    assert "12 rows of epoch 1 are read again" in warned[0]
+    assert "12 items of epoch 1 are read again" in warned[0]
     assert [rows for rows, _ in with_states(resumed, epoch=2)] == [rows for rows, _ in whole]  # from the first row
-    assert stream(items).describe_state(iter_state(stream(items), 12)) == "12 rows of the stream"
+    assert stream(items).describe_state(iter_state(stream(items), 12)) == "12 items of the stream"
 
 
 def test_stream_of_batches_has_epochs_of_steps(tmp_path):
