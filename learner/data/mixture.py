@@ -121,7 +121,7 @@ def stream(items: Any, size: int | None = None, batched: bool = False) -> Stream
 
     Raises:
       LearnerError: the items are an iterator, which can be read only once, or data with a length and an index, which
-        needs a loader; the size is below 1.
+        needs a loader, or none if it is a list of batches; the size is below 1.
 
     >>> def rows():
     ...     for number in range(3):
@@ -133,7 +133,8 @@ def stream(items: Any, size: int | None = None, batched: bool = False) -> Stream
     if not isinstance(mixture, StreamMixture):
         raise LearnerError(
             f"stream got a {type(items).__name__}, which has a length and an index: pass "
-            "DataLoaderBuilder().batch_size(32).build(items), which also shuffles",
+            "DataLoaderBuilder().batch_size(32).build(items), which also shuffles; if its items are batches, pass them "
+            "to fit as they are, or stream(lambda: iter(items), size=..., batched=True)",
             code="data-stream-indexed",
         )
     return mixture.batch(1, batcher=_only) if batched else mixture

@@ -403,6 +403,8 @@ def test_wrong_streams():
         stream(generator())
     with raises_code("data-stream-indexed", "list", "DataLoaderBuilder()"):
         stream([item(1)])
+    with raises_code("data-stream-indexed", "list", "stream(lambda: iter(items), size=..., batched=True)"):
+        stream([{"x": X, "t": T}], size=4, batched=True)
 
 
 # -- wrong input -------------------------------------------------------------------------------------------------------
