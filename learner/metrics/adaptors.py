@@ -34,8 +34,8 @@ class Adapted(Metric):
       higher_is_better: the metric's direction, if it has one.
       unit: the unit of its value.
       arguments: for each argument of the metric, the field of the output to pass: `labels="targets"`. The field `mask`
-        is passed as 0 and 1 in its dtype (at least float32), even if it holds weights, and as `None` if the output has
-        none. To weight a metric, pass the weights in another field.
+        is passed as 0 and 1 in its dtype (of at least 32 bits, or bool), even if it holds weights, and as `None` if the
+        output has none. To weight a metric, pass the weights in another field.
 
     Raises:
       LearnerError: `metric` is not such a metric, its states cannot be merged, or no arguments are given.
@@ -111,10 +111,11 @@ class Adapted(Metric):
 
 def _field(output: Any, field: str) -> Array | None:
     x = getattr(output, field, None)
-    if x is None or field != "mask":
-        return x if x is None else jnp.asarray(x)
-    # Not as booleans: a metric may add them up, and einsum gives a boolean. Of 16 bits, the sums would be rounded.
-    dtype = jnp.promote_types(x.dtype, jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+    x = x if x is None else jnp.asarray(x)
+    if x is None or field != "mask" or x.dtype == bool:
+        return x
+    # Numbers stay numbers: a metric may add them up, and einsum gives a boolean. Sums of less than 32 bits are rounded.
+    dtype = jnp.promote_types(x.dtype, jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32)
     return x.astype(bool).astype(dtype)
 
 

@@ -171,7 +171,7 @@ class CollectingMetric(MetricBase, abc.ABC):
     Attributes:
       fields: as in `Metric`.
       pads_rows: accept batches of several lengths: `pad_value` pads the collected rows to the longest. For metrics that
-        collect the lengths, too, or that tell the padding from the rest.
+        collect the lengths, too, or that tell the padding from the rest. A metric around others overrides `paddings`.
       pad_value: the number that pads them. Zeros pad booleans and unsigned numbers, such as masks.
     """
 

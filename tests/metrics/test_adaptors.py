@@ -111,9 +111,10 @@ def test_weights_in_the_mask_count_each_row_once(kind, size):
     assert value(metric, *batches) == 3.0
 
 
-def test_masks_of_16_bits_count_exactly():
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.uint8])
+def test_masks_of_few_bits_count_exactly(dtype):
     metric = Adapted(nnx.metrics.Average("x"), x="x", mask="mask")
-    rows = output(x=jnp.arange(400.0) < 100, mask=(jnp.arange(400) < 257).astype(jnp.bfloat16))
+    rows = output(x=jnp.arange(400.0) < 100, mask=(np.arange(400) < 257).astype(dtype))
     assert value(metric, rows) == np.float32(100) / 257
 
 

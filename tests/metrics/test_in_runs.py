@@ -120,6 +120,41 @@ def test_rank_metrics_of_tokens_in_batches_of_several_lengths(tmp_path: Any) -> 
         np.testing.assert_allclose(history[f"train/{name}"][-1], expected, rtol=1e-5)
 
 
+class OfKept(CollectingMetric):
+    """The mean of the losses of the rows that a mask keeps, if there is one."""
+
+    name, numeric = "Kept", True
+
+    def collect(self, output: Any) -> Any:
+        rows = {"loss": optax.softmax_cross_entropy_with_integer_labels(output.logits, output.targets)}
+        return rows if output.mask is None else {**rows, "mask": output.mask}
+
+    def compute(self, rows: Any) -> float:
+        return float(np.mean(rows["loss"][rows.get("mask", np.ones(len(rows["loss"]), bool))]))
+
+
+def test_splits_may_collect_other_arrays(tmp_path):
+    """Also if a validation interrupts an epoch, whose rows are saved."""
+
+    def step(params, batch, mask=None):
+        return ClassificationOutput.from_logits(batch["x"] * params["w"], batch["y"], mask)
+
+    def valid_step(params, batch):
+        return step(params, batch, batch["y"] > 0)
+
+    builder = LearnerBuilder(tmp_path).metrics(OfKept()).renderer(None).with_batch_size(8).valid_every(steps=3)
+    builder.with_file_checkpointer(every_steps=3)
+    learner = builder.build({"w": jnp.ones(())}, optax.sgd, 0.0, train_step=step, valid_step=valid_step)
+    history = learner.fit({"x": X, "y": LABELS}, {"x": X, "y": LABELS}).history
+    losses = sklearn_metrics.log_loss(LABELS, np.exp(X) / np.exp(X).sum(1, keepdims=True))
+    kept = LABELS > 0
+    shares = np.exp(X[kept]) / np.exp(X[kept]).sum(1, keepdims=True)
+    np.testing.assert_allclose(history["train/Kept"][-1], losses, rtol=1e-5)
+    np.testing.assert_allclose(
+        history["valid/Kept"][-1], sklearn_metrics.log_loss(LABELS[kept], shares, labels=range(CLASSES)), rtol=1e-5
+    )
+
+
 class Numbered(CollectingMetric):
     """The mean of rows that all have the number of the metric."""
 

@@ -22,17 +22,13 @@ def config_kinds(target: Callable[..., Any]) -> dict[str, Any]:
     """
     if inspect.isclass(target) and issubclass(target, Config):
         return {name: field.kind for name, field in fields_of(target).items()}
-    return {name: kind for name, kind in annotations_of(target).items() if _has_config(kind)}
-
-
-def annotations_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotation of each parameter; a text stays one if it has names that only type checkers know."""
     function = target.func if isinstance(target, functools.partial) else target
     try:
         hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     except Exception:  # names that exist only for type checkers
         hints = {}
-    return {name: hints.get(name, parameter.annotation) for name, parameter in parameters_of(target).items()}
+    kinds = {name: hints.get(name, parameter.annotation) for name, parameter in parameters_of(target).items()}
+    return {name: kind for name, kind in kinds.items() if _has_config(kind)}
 
 
 def read_argument(kind: Any, value: Any, path: str, problems: list[str]) -> Any:

@@ -9,12 +9,9 @@ optimizer:
 
 import dataclasses
 import inspect
-import types
-import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from learner.cli.configs.config_arguments import annotations_of
 from learner.cli.configs.importing import import_path
 from learner.cli.configs.schema import names_for
 from learner.errors import LearnerError
@@ -34,7 +31,7 @@ BELONGS = {
 
 PREDICATE = "predicate"
 GROUP, GROUPS = "learner.optimizers.Group", "learner.optimizers.Groups"
-METRIC = "learner.metrics.MetricBase"
+AGGREGATE = "learner.metrics.Aggregate"
 IN_GROUP = {"match": PREDICATE, "optimizer": "optimizer", "lr": "lr"}
 """The arguments of a group that are objects, and their kinds; `match` may also be a text."""
 
@@ -102,22 +99,7 @@ def argument_kinds(target: Any) -> Mapping[str, str | Mapping[str, str]]:
     return found | ({"groups": IN_GROUP} if issubclass(target, import_path(GROUPS, GROUPS)) else {})
 
 
-def metric_collections(target: Callable[..., Any]) -> set[str]:
-    """Return the names of the parameters that are lists or mappings of metrics, by their annotations.
-
-    >>> from learner.metrics import Aggregate
-    >>> metric_collections(Aggregate)
-    {'metrics'}
-    """
-    metric = import_path(METRIC, METRIC)
-    return {name for name, kind in annotations_of(target).items() if _is_collection(kind, metric)}
-
-
-def _is_collection(kind: Any, of: type) -> bool:
-    """Return True for the type of a list or mapping whose values are instances of a class."""
-    origin, members = typing.get_origin(kind), [member for member in typing.get_args(kind) if member is not ...]
-    if origin in (typing.Union, types.UnionType):
-        return any(_is_collection(member, of) for member in members)
-    if not (inspect.isclass(origin) and issubclass(origin, Collection) and members):
-        return False
-    return all(inspect.isclass(x) and issubclass(x, of) for x in typing.get_args(members[-1]) or members[-1:])
+def metric_mappings(target: Any) -> set[str]:
+    """Return the names of the arguments that are mappings of metrics."""
+    is_aggregate = inspect.isclass(target) and issubclass(target, import_path(AGGREGATE, AGGREGATE))
+    return {"metrics"} if is_aggregate else set()

@@ -24,7 +24,7 @@ from learner.cli.configs.object_kinds import (
     PREDICATE,
     argument_kinds,
     kind_of,
-    metric_collections,
+    metric_mappings,
     refuse_other,
 )
 from learner.cli.configs.overrides import value_of
@@ -181,7 +181,7 @@ def recipe(
         )
     partial = partial and not inspect.isclass(target)
     place, kinds = f"{key}.init_args", config_kinds(target)
-    places, of_metrics = argument_kinds(target), metric_collections(target) if names else ()
+    places, of_metrics = argument_kinds(target), metric_mappings(target) if names else ()
 
     def read(name: str, argument: Any) -> Any:
         if name in kinds:
@@ -241,10 +241,10 @@ def _is_object(value: Any) -> bool:
 
 
 def _named_objects(value: Any) -> Any:
-    """Return a list or mapping of objects with the mapping of an object in place of each name alone."""
-    if isinstance(value, Mapping) and not _is_object(value):
-        return {name: {"class_path": x} if isinstance(x, str) else x for name, x in value.items()}
-    return [{"class_path": x} if isinstance(x, str) else x for x in value] if isinstance(value, list) else value
+    """Return a mapping of objects with the mapping of an object in place of each name alone."""
+    if not isinstance(value, Mapping) or _is_object(value):
+        return value
+    return {name: {"class_path": x} if isinstance(x, str) else x for name, x in value.items()}
 
 
 def predicate(value: Any, key: str) -> Any:

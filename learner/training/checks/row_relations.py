@@ -32,8 +32,9 @@ OTHER_AFFINE = ("add", "add_any", "sub", "neg", "select_n", "reduce_sum", "cumsu
 AFFINE = (*OTHER_AFFINE, *SHAPING, *INDEXING, *FORWARDING)
 """Primitives whose output is linear in a mean over the rows. So are products, if only one factor depends on it."""
 NO_RATIO, RECIPROCAL, OF_SUM, RATIO = range(4)
-"""Kinds of ratios: `RECIPROCAL` is that of any number of the batch, `OF_SUM` that of a sum over its rows."""
-"""The kinds of a number that is divided by one of the batch: without one, of a constant, and of one of the batch."""
+"""The kinds of a value that is divided by a number of the batch: without one, a constant divided by any number or by a
+sum over the rows, and a value of the batch.
+"""
 FREE, ROWS, SUM, COUNT, SELECTED, OTHER = range(6)
 """The forms of a value; see `_forms`."""
 CONSTANT, MEAN, NONLINEAR, MIXED = range(4)

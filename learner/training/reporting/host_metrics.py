@@ -55,7 +55,7 @@ class HostMetrics(ThreadOwned):
         self.undefined: dict[str, str] = {}
         self._before: dict[str, dict[str, Any]] = {}  # the states before a validation in progress, by split
         self._without_value: set[str] = set()  # names of metrics that returned None
-        self._reported = _undefined_in(history)  # names of metrics that were reported as undefined
+        self._reported = _undefined_in(history, unreported_losses)  # names of metrics that were reported as undefined
 
     def update(self, read: StepsRead, numbers: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Return the columns of some steps of one split, by metric.
@@ -161,13 +161,16 @@ class HostMetrics(ThreadOwned):
         return metric.undefined if has_reason else "its compute returned nothing (None)"
 
 
-def _undefined_in(history: History) -> set[str]:
-    """Return the names of metrics that were NaN in a split whose loss was a number at the same step."""
+def _undefined_in(history: History, unreported_losses: Collection[str]) -> set[str]:
+    """Return the names of metrics that were NaN in a split whose loss was a number at the same step, or is one of the
+    `unreported_losses`.
+    """
     names = set()
     for key in history:
         split, name = key.split("/", 1)
         steps = {step for _, step, value in history.points(key) if isinstance(value, float) and math.isnan(value)}
-        losses = history.points(f"{split}/Loss") if steps and f"{split}/Loss" in history else []
+        is_explained = steps and split not in unreported_losses and f"{split}/Loss" in history
+        losses = history.points(f"{split}/Loss") if is_explained else []
         explained = {step for _, step, value in losses if not math.isfinite(float(value))}
         if steps - explained:
             names.add(name)

@@ -28,7 +28,7 @@ class RowCollector(ThreadOwned):
     ):
         self._collected = collected or {}
         self._row_trees: dict[str, Any] = dict(row_trees or {})
-        self._paddings: dict[str, list[int | None]] = {}  # by metric, of each leaf
+        self._paddings: dict[tuple[str, str], list[int | None]] = {}  # of each leaf, by split and metric
 
     def add(self, dispatched: StepsDispatched, values: StepOutputs, collecting: Sequence[CollectingMetric]) -> None:
         """Append the rows of a dispatch for each of its collecting metrics."""
@@ -46,7 +46,7 @@ class RowCollector(ThreadOwned):
         for part in [*parts, *tails]:
             for metric, rows in zip(collecting, part, strict=True):
                 leaves, self._row_trees[metric.name] = jax.tree.flatten(rows)
-                self._paddings[metric.name] = metric.paddings(rows)
+                self._paddings[dispatched.split, metric.name] = metric.paddings(rows)
                 by_metric.setdefault(metric.name, []).append(leaves)
 
     def rows(self, split: str, name: str) -> PyTree:
@@ -74,7 +74,7 @@ class RowCollector(ThreadOwned):
         parts = self._collected.get(split, {}).get(name, [])
         # Batches of skipped steps have no rows, and their other axes may differ.
         columns = list(zip(*([leaves for leaves in parts if any(map(len, leaves))] or parts[:1]), strict=True))
-        paddings = self._paddings.get(name, [None] * len(columns))
+        paddings = self._paddings.get((split, name), [None] * len(columns))
         for column, padding in zip(columns, paddings, strict=True):
             if len(shapes := {rows.shape[1:] for rows in column}) > 1 and padding is None:
                 raise LearnerError(

@@ -553,10 +553,10 @@ def test_wrong_names_in_aggregates_are_refused(own_metrics, line_config):
 
 
 def test_only_arguments_that_are_metrics_have_names_of_metrics(own_metrics, line_config):
-    arguments = {"also": {"title": "Accuracy", "metric": F1}, "parts": ["ownmetrics.Accuracy", F1, "Loss"]}
+    arguments = {"also": {"title": "Accuracy", "metric": F1}, "parts": ["Loss"]}
     metric = metric_of(line_config, "ownmetrics.Titled", arguments)
     assert metric.also["title"] == "Accuracy"
-    assert [metric.also["metric"].name, *(part.name for part in metric.parts)] == ["F1", "Accuracy", "F1", "Loss"]
+    assert [metric.also["metric"].name, *(part.name for part in metric.parts)] == ["F1", "Loss"]
 
 
 def test_argument_named_on_is_a_text(importable, line_config):
