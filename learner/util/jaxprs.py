@@ -73,13 +73,16 @@ def _forwarded_by_scan(equation: Any) -> list[int | None]:
     """Return the index of the input that each output of a `scan` forwards: a carry that all iterations return as it
     was, or an input whose slices they return.
     """
-    constants, carries = equation.params["num_consts"], equation.params["num_carry"]
-    sources = forwarded_inputs(equation.params["jaxpr"].jaxpr)
-    is_whole = [
-        source is not None and (source == constants + index if index < carries else source >= constants + carries)
+    body = equation.params["jaxpr"].jaxpr
+    # By their shapes, as the parameters that count them differ between versions of JAX: an iteration gets a slice.
+    carries = sum(x.aval.shape == y.aval.shape for x, y in zip(equation.outvars, body.outvars, strict=True))
+    wholes = sum(x.aval.shape == y.aval.shape for x, y in zip(equation.invars, body.invars, strict=True))
+    sources = forwarded_inputs(body)
+    forwards = [
+        source is not None and (source == wholes - carries + index if index < carries else source >= wholes)
         for index, source in enumerate(sources)
     ]
-    return [source if whole else None for source, whole in zip(sources, is_whole, strict=True)]
+    return [source if forwarded else None for source, forwarded in zip(sources, forwards, strict=True)]
 
 
 def dependent_outputs(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
