@@ -174,8 +174,7 @@ class CheckpointStore:
         assert self._retention is not None
         text = json.dumps(progress, allow_nan=False)  # which may raise: before the arrays, and once
         facts = {name: progress.get(name) for name in FACTS}
-        is_kept = not facts["at_stop"] and self._retention.is_permanent(facts["ends_epoch"])
-        facts[PERMANENT] = is_kept
+        facts[PERMANENT] = not facts["at_stop"] and self._retention.is_permanent(facts["ends_epoch"])
         failure = f"the checkpoint of step {step} could not be written to {self.path(step)}"
         replaced = self.place.retry(lambda: self._save(step, items, facts, text), failure)
         try:

@@ -76,10 +76,10 @@ def _forwarded_by_scan(equation: Any) -> list[int | None]:
     body = equation.params["jaxpr"].jaxpr
     # By their shapes, as the parameters that count them differ between versions of JAX: an iteration gets a slice.
     carries = sum(x.aval.shape == y.aval.shape for x, y in zip(equation.outvars, body.outvars, strict=True))
-    wholes = sum(x.aval.shape == y.aval.shape for x, y in zip(equation.invars, body.invars, strict=True))
+    unsliced = sum(x.aval.shape == y.aval.shape for x, y in zip(equation.invars, body.invars, strict=True))
     sources = forwarded_inputs(body)
     forwards = [
-        source is not None and (source == wholes - carries + index if index < carries else source >= wholes)
+        source is not None and (source == unsliced - carries + index if index < carries else source >= unsliced)
         for index, source in enumerate(sources)
     ]
     return [source if forwarded else None for source, forwarded in zip(sources, forwards, strict=True)]
