@@ -58,7 +58,7 @@ def _train_output(trial: CheckTrial, batch: PyTree, key: int = 0) -> tuple[float
 
     def loss_of(state: TrainState, batch: PyTree, key: Any) -> Any:
         rng = jax.random.fold_in(state.rng, key)
-        output, _ = step.run_train(state.params, state.model_state, step.train_batch(state, batch, rng), rng)
+        output, *_ = step.run_train(state.params, state.model_state, step.train_batch(state, batch, rng), rng)
         output = output.output if isinstance(output, TrainOutput) else output
         if isinstance(output, OF_LABELS):
             classes.append(output.logits.shape[-1])

@@ -276,7 +276,7 @@ class StepFunctions(StepDefinition):
             step = dataclasses.replace(self, gather=functools.partial(self.gather, forward_mode=True))
 
         def value(params: PyTree) -> Array:
-            output, _ = step.run_train(params, state.model_state, batch, key)
+            output, *_ = step.run_train(params, state.model_state, batch, key)
             loss = self.policy.to_output_dtype(output.output if self.own_grads else output).loss
             return jnp.asarray(loss, loss_dtype(params))  # like the loss of the step, as a search compares the two
 

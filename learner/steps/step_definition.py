@@ -143,6 +143,22 @@ def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn
     return StepFn(fn, len(positional) == 3, name)
 
 
+@dataclasses.dataclass
+class ModelChanges:
+    """The changes that a step makes to its model, for checks that trace it.
+
+    Attributes:
+      written: the parameters, in a valid step the model's state, before and after it; None if it returns no model that
+        has them.
+      assigned: the names of the attributes that it assigns.
+      items: the values in containers before and after a step that returns no model.
+    """
+
+    written: tuple[PyTree, PyTree] | None = None
+    assigned: list[str] = dataclasses.field(default_factory=list)
+    items: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+
+
 @dataclasses.dataclass(frozen=True)
 class StepDefinition:
     """The parts of a step that are fixed when a program is traced, except for the optimizer.
@@ -215,13 +231,14 @@ class StepDefinition:
         by the weight: if batch statistics are over all devices, the rows of each device contribute to the gradients of
         the others, which count by the weights of the others.
         """
-        synced: list[bool] = []
+        is_synced = False
 
         def forward(params: PyTree) -> tuple[Array, tuple[Any, Any, PyTree]]:
-            returned, new_state = self.run_train(params, model_state, batch, key, axis, synced)
+            nonlocal is_synced
+            returned, new_state, is_synced = self.run_train(params, model_state, batch, key, axis)
             grads, output = (returned.grads, returned.output) if self.own_grads else (None, returned)
             loss, output = jnp.asarray(output.loss), self.policy.to_output_dtype(output)
-            if any(synced):
+            if is_synced:
                 weight = jax.lax.stop_gradient(jnp.asarray(weight_of(output, rows), jnp.float32))
                 loss = scale_by_weight(loss, weight)
             if scale is not None:
@@ -230,7 +247,7 @@ class StepDefinition:
 
         if self.own_grads:
             _, (grads, output, new_state) = forward(params)
-            if any(synced):
+            if is_synced:
                 raise LearnerError(
                     "the train step computes its own gradients, and its model's BatchNorm needs those of all "
                     "devices: use strategy(Sharded()), or Replicated(sync_batch_norm=False)",
@@ -242,7 +259,7 @@ class StepDefinition:
         (_, (_, output, new_state)), grads = jax.value_and_grad(differentiated, has_aux=True)(params)
         if scale is not None:
             grads = jax.tree.map(lambda g: g / scale.astype(g.dtype), grads)
-        return grads, output, new_state, any(synced)
+        return grads, output, new_state, is_synced
 
     def run_train(
         self,
@@ -251,15 +268,10 @@ class StepDefinition:
         batch: Batch,
         key: Array,
         axis: Axis | None = None,
-        synced: list[bool] | None = None,
-        written: list[tuple[PyTree, PyTree]] | None = None,
-        assigned: list[str] | None = None,
-        items: list[tuple[dict[str, Any], dict[str, Any]]] | None = None,
-    ) -> tuple[Any, PyTree]:
-        """Return the output of the train step, computed by `policy`, and the model's state after it. Append to `synced`
-        True if the batch statistics are over all devices, to `written` the parameters of the model before and after the
-        step, to `assigned` the attributes that the step assigned, and to `items` the values in the model's containers
-        before and after a step that returned no model.
+        changes: ModelChanges | None = None,
+    ) -> tuple[Any, PyTree, bool]:
+        """Return the output of the train step, computed by `policy`, the model's state after it, and True if its batch
+        statistics are over all devices. `changes` gets the changes of the parameters, attributes and containers.
         """
         assert self.train is not None
         with self.policy.allow_promotion():
@@ -268,20 +280,19 @@ class StepDefinition:
             if axis is not None and axis.sync_batch_norm:
                 self.adapter.sync_batch_norm(model, axis.name)
             given = self.adapter.with_own_containers(model)
-            attributes = {} if assigned is None else self.adapter.attributes(model)
+            attributes = {} if changes is None else self.adapter.attributes(model)
             returned, new_model = self.train(model, self.policy.to_compute_dtype(batch), key)
-            if assigned is not None:
-                assigned.extend(changed_attributes(attributes, self.adapter.attributes(model)))
-            if items is not None and new_model is None:
-                items.append((self.adapter.items(given), self.adapter.items(model)))
             if new_model is not None:
                 self._check_pair(returned, new_model, model, computed[0])
-            if axis is not None and synced is not None:
-                synced.append(self.adapter.is_synced(model))
             after = given if self.adapter.changes_in_place else new_model
-            if written is not None and after is not None:
-                written.append((computed[0], self.adapter.read_all(after)[0]))
-            return returned, self.model_state_after(given, new_model, model_state, computed[1])
+            if changes is not None:
+                changes.assigned = changed_attributes(attributes, self.adapter.attributes(model))
+                if new_model is None:
+                    changes.items = self.adapter.items(given), self.adapter.items(model)
+                if after is not None:
+                    changes.written = computed[0], self.adapter.read_all(after)[0]
+            is_synced = axis is not None and self.adapter.is_synced(model)
+            return returned, self.model_state_after(given, new_model, model_state, computed[1]), is_synced
 
     def _check_pair(self, returned: Any, new_model: Any, model: Any, params: PyTree) -> None:
         """Raise `LearnerError` if the pair that a train step returned is not an output and a model."""
@@ -365,10 +376,10 @@ class StepDefinition:
         index: Array,
         replicated: bool = True,
         step: StepFn | None = None,
-        written: list[tuple[PyTree, PyTree]] | None = None,
+        changes: ModelChanges | None = None,
     ) -> Any:
         """Return the output of `step`, by default the valid step, in the output dtypes; see `StepFunctions.evaluate`.
-        Append to `written` the model's state before and after the step.
+        `changes` gets the change of the model's state.
         """
         step = step or self.valid
         assert step is not None
@@ -387,9 +398,9 @@ class StepDefinition:
                     code="step-output-pair",
                 )
             output, returned = (output, returned), None
-        if written is not None:
+        if changes is not None:
             after = given if self.adapter.changes_in_place else returned
             is_model = bool(jax.tree.structure(after) == jax.tree.structure(given))  # type: ignore[operator]
             # Unlike those of a train step, the variables that it adds, such as caches of a decoder, are discarded.
-            written.append((parts[1], self.adapter.read_all(after)[1] if is_model else parts[1]))
+            changes.written = parts[1], self.adapter.read_all(after)[1] if is_model else parts[1]
         return output

@@ -202,7 +202,7 @@ class _Traced:
 def _traced(step: StepFunctions, state: TrainState, batch: PyTree, times: int) -> _Traced | None:
     """Return the traced train step, or None if it cannot be traced."""
     return _trace(
-        lambda given, rows: step.run_train(given.params, given.model_state, rows, given.rng), state, batch, times
+        lambda given, rows: step.run_train(given.params, given.model_state, rows, given.rng)[:2], state, batch, times
     )
 
 

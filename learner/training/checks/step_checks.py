@@ -18,7 +18,7 @@ from learner.steps.optimizer import raw_gradients_problem
 from learner.steps.outputs import GeneratedOutput, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
-from learner.steps.step_definition import StepFn, changed_attributes, is_model_like
+from learner.steps.step_definition import ModelChanges, StepFn, changed_attributes, is_model_like
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import rows_of, same_leaves
 from learner.training.checks.constant_keys import draws_of_constant_keys
@@ -33,7 +33,6 @@ from learner.util.traced_values import explained
 from learner.util.trees import layer_of, named_leaves
 
 PyTree = Any
-Pairs = list[tuple[Any, Any]]  # values before and after a step
 STATISTICS = "batch_stats"  # the kind of the statistics of BatchNorm
 
 
@@ -178,17 +177,16 @@ class _TrainTrace:
         return arrays
 
     def _train(self, state: TrainState, batch: PyTree, key: Any) -> tuple[Any, PyTree]:
-        written: Pairs = []
-        items: Pairs = []
-        returned, after = self._step.run_train(
-            state.params, state.model_state, batch, key, written=written, assigned=self.assigned, items=items
-        )
-        self.lost = [name for old, new in items for name, x in old.items() if new.get(name, x) is not x]
-        self.replaces |= not all(same_leaves(*pair) for pair in written)
+        changes = ModelChanges()
+        returned, after, _ = self._step.run_train(state.params, state.model_state, batch, key, changes=changes)
+        self.assigned.extend(changes.assigned)
+        old, new = changes.items
+        self.lost = [name for name, x in old.items() if new.get(name, x) is not x]
+        self.replaces |= changes.written is not None and not same_leaves(*changes.written)
         adapter = self._step.adapter
         self.loses_state = after is state.model_state and STATE in jax.tree.leaves(adapter.kinds)
-        new, frozen = (frozen_leaves(adapter, tree) for tree in (after, state.model_state))
-        self.unfrozen = [name for name, given in frozen.items() if new[name] is not given]
+        frozen_after, frozen = (frozen_leaves(adapter, tree) for tree in (after, state.model_state))
+        self.unfrozen = [name for name, given in frozen.items() if frozen_after[name] is not given]
         self.moving = _moving_statistics(adapter, state, after, frozen)
         return returned, after
 
@@ -243,7 +241,7 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         )
         unfrozen: Sequence[str] = step.unfrozen
         if not unfrozen and trace.unfrozen and not trace.problems and (casts or step.adapter.changes_in_place):
-            select = lambda after, *_: {n: x for n, x in named_leaves(after).items() if n in trace.unfrozen}  # noqa: E731
+            select = lambda after, _: {n: x for n, x in named_leaves(after).items() if n in trace.unfrozen}  # noqa: E731
             unfrozen = _changes(step, state, batch, select)
     rounded = unfrozen if casts else ()
     if rounded:
@@ -266,11 +264,11 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
     written: list[str] = []
     lost: list[str] = []
     if trace.replaces and not problems:
-        select_written = lambda _, written, items: named_leaves(written[0][1])  # noqa: E731
+        select_written = lambda _, changes: named_leaves(changes.written[1])  # noqa: E731
         # Layers such as nnx.SpectralNorm replace parameters in each call, but not by values that depend on the batch.
         written = _changes(step, state, batch, select_written, of_batch=step.adapter.changes_in_place)
     if trace.lost and not problems:
-        lost = _changes(step, state, batch, lambda _, written, items: {name: items[0][1][name] for name in trace.lost})
+        lost = _changes(step, state, batch, lambda _, changes: {name: changes.items[1][name] for name in trace.lost})
     return TracedTrainStep(
         problems,
         own_grads,
@@ -354,23 +352,22 @@ def _changes(
     step: StepFunctions,
     state: TrainState,
     batch: PyTree,
-    select: Callable[[PyTree, Pairs, Pairs], Mapping[str, Any]],
+    select: Callable[[PyTree, ModelChanges], Mapping[str, Any]],
     of_batch: bool = False,
 ) -> list[str]:
     """Return the names of the arrays that a train step changes. Those that it only passes through jitted functions or a
-    cast do not count. `select`: returns arrays by name, from the model's state after the step, and `written` and
-    `items` of `StepFunctions.run_train`; `of_batch`: only those that depend on the batch.
+    cast do not count. `select`: returns arrays by name, from the model's state after the step and its other changes;
+    `of_batch`: only those that depend on the batch.
     """
     names: list[str] = []
 
     def arrays_after(params: PyTree, model_state: PyTree, batch: PyTree, rng: Any) -> list[Any]:
-        written: Pairs = []
-        items: Pairs = []
+        changes = ModelChanges()
         key = jax.random.fold_in(rng, 0)
         given = dataclasses.replace(state, params=params, model_state=model_state, rng=rng)
         changed = step.train_batch(given, batch, key)
-        _, after = step.run_train(params, model_state, changed, key, written=written, items=items)
-        selected = select(after, written, items)
+        _, after, _ = step.run_train(params, model_state, changed, key, changes=changes)
+        selected = select(after, changes)
         names[:] = selected
         return list(selected.values())
 
@@ -439,9 +436,10 @@ def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: st
     weight: list[int] = []  # likewise, if it is an array
 
     def once(state: TrainState, traced: PyTree) -> PyTree:
-        written: Pairs = []
-        output = step.run_valid(state, traced, jnp.int32(0), written=written)
-        before, after = (named_leaves(tree) for tree in written[0])
+        changes = ModelChanges()
+        output = step.run_valid(state, traced, jnp.int32(0), changes=changes)
+        assert changes.written is not None
+        before, after = map(named_leaves, changes.written)
         changed[:] = [after.get(name, leaf) is not leaf for name, leaf in before.items()]
         problems.extend(output_problems(step, output, step.valid_metrics, "valid_step", traced, batch, state))
         arrays = _arrays(output)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
 from learner.steps.step import StepFunctions
+from learner.steps.step_definition import ModelChanges
 from learner.steps.train_state import TrainState
 from learner.training.checks.step_checks import TracedValidStep
 from learner.util.jaxprs import forwarded_inputs
@@ -27,11 +28,12 @@ def carried_state(step: StepFunctions, state: TrainState, batch: PyTree) -> list
     outputs: list[int] = []
 
     def once(model_state: PyTree, state: TrainState, batch: PyTree) -> list[Any]:
-        pairs: list[tuple[PyTree, PyTree]] = []
+        changes = ModelChanges()
         given = dataclasses.replace(state, model_state=model_state)
-        output = jax.tree.leaves(step.run_valid(given, batch, jnp.int32(0), written=pairs))
+        output = jax.tree.leaves(step.run_valid(given, batch, jnp.int32(0), changes=changes))
         outputs[:] = [len(output)]
-        before, after = (named_leaves(tree) for tree in pairs[0])
+        assert changes.written is not None
+        before, after = map(named_leaves, changes.written)
         return output + [after.get(name, before[name]) for name in names]
 
     program = jax.make_jaxpr(once)(state.model_state, state, batch).jaxpr
