@@ -22,7 +22,7 @@ from learner.distributed.process_records import ProcessRecords
 from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.tree_math import rows_of
 from learner.strategies.base import Strategy
-from learner.training.feed.dispatch import Dispatch
+from learner.training.feed.dispatch import Dispatch, Kind
 from learner.training.feed.group import (
     BUFFER_BYTES,
     DispatchGrouping,
@@ -289,36 +289,42 @@ class Feeder:
             total = full + bool(ragged)
             if batch >= total:
                 raise empty_epoch(self._source, epoch, batch)
+            # Only the first dispatch of an epoch has a start: the program counts from there on the device.
             start: int | None = batch
             while batch < total:
-                dispatch = self._rows_dispatch(feed, epoch, batch, full, bool(ragged), step)
-                ends, after = batch + dispatch.batches == total, min((batch + dispatch.batches) * feed.size, rows)
-                dispatch = dataclasses.replace(dispatch, start=start, ends_epoch=ends, rows=after - batch * feed.size)
-                # Only the first dispatch of an epoch has a start: the program counts from there on the device.
-                batch, step, start = batch + dispatch.batches, step + dispatch.steps, None
-                yield dispatch
+                kind, count, steps = self._next_rows(full - batch, bool(ragged), step)
+                # A ragged micro-batch completes the group of the last full ones.
+                with_tail = bool(ragged) and count < self._grouping.accumulate
+                parts: list[tuple[Feed, bool]] = [(feed, i == count) for i in range(count + with_tail)]
+                end = batch + len(parts)
+                yield Dispatch(
+                    kind=kind,
+                    epoch=epoch,
+                    feed=parts if kind == "parts" else feed,
+                    start=start,
+                    count=count,
+                    steps=steps,
+                    batches=end - batch,
+                    ends_epoch=end == total,
+                    rows=min(end * feed.size, rows) - batch * feed.size,
+                )
+                batch, step, start = end, step + steps, None
             epoch, batch = epoch + 1, 0
 
-    def _rows_dispatch(
-        self, feed: ResidentBatches, epoch: int, batch: int, full: int, ragged: bool, step: int
-    ) -> Dispatch:
-        size, left = self._grouping.accumulate, full - batch
-        make = functools.partial(Dispatch, epoch=epoch, start=None, ends_epoch=False)
-        # A ragged micro-batch completes the group of the last full ones.
+    def _next_rows(self, left: int, ragged: bool, step: int) -> tuple[Kind, int, int]:
+        """Return the kind of the next dispatch of rows on the device, and its numbers of full micro-batches and steps.
+        `left`: the full micro-batches that are left in the epoch; `ragged`: True if another one follows them.
+        """
+        size = self._grouping.accumulate
         groups = left // size if ragged else -(-left // size)
         if not self._grouping.loop and size > 1:
-            count = min(size, left)
-            with_tail = ragged and count < size
-            parts: list[tuple[Feed, bool]] = [(feed, False) for _ in range(count)]
-            parts += [(feed, True)] * with_tail
-            return make("parts", feed=parts, count=count, steps=1, batches=count + with_tail)
+            return "parts", min(size, left), 1
         if groups == 0:
-            return make("tail", feed=feed, count=left, steps=1, batches=left + 1)
+            return "tail", left, 1
         if not self._grouping.loop:
-            return make("single", feed=feed, count=1, steps=1, batches=1)
+            return "single", 1, 1
         steps = min(groups, self._grouping.buffer, self._grouping.most or groups, self._grouping.limit(step))
-        count = min(steps * size, left)
-        return make("loop", feed=feed, count=count, steps=steps, batches=count)
+        return "loop", min(steps * size, left), steps
 
     # -- data that streams ---------------------------------------------------------------------------------------------
 
