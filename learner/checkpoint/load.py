@@ -36,7 +36,8 @@ from learner.runs.history import History
 from learner.runs.journal import read_journal
 from learner.runs.population import member_index
 from learner.steps.eval_params import eval_leaves, has_eval_params
-from learner.steps.optimizer import check_optimizer, init_optimizer
+from learner.steps.optimizer import init_optimizer
+from learner.steps.optimizer_checks import check_optimizer
 from learner.steps.train_state import TrainState
 from learner.util.addresses import is_address, refuse_store
 from learner.util.machine import machine_memory

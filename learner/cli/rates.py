@@ -19,7 +19,7 @@ from learner.schedules.base import RunLength, ScheduleFn
 from learner.schedules.decays import Constant
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.schedules.resolve import early_end, not_reached, rates, resolve, text_of
-from learner.steps.optimizer import check_schedule, is_schedule
+from learner.steps.optimizer_checks import check_schedule, is_schedule
 from learner.util.distribution import install_hint
 from learner.util.optional import import_optional
 from learner.util.text import count

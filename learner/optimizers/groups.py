@@ -18,7 +18,8 @@ from learner.optimizers.partition import in_parts
 from learner.schedules.base import needs_run_length
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.extra import accepting
-from learner.steps.optimizer import check_schedule, no_schedule, with_injected_rate
+from learner.steps.optimizer import with_injected_rate
+from learner.steps.optimizer_checks import check_schedule, no_schedule
 from learner.util.number_checks import is_number
 from learner.util.text import join_names
 from learner.util.trees import named_leaves

@@ -9,7 +9,7 @@ from learner.schedules.base import RunLength, Schedule, ScheduleFn, needs_run_le
 from learner.schedules.decays import Constant
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.schedules.resolve import resolve, text_of
-from learner.steps.optimizer import check_schedule
+from learner.steps.optimizer_checks import check_schedule
 
 OF_RUN = "the schedule"
 

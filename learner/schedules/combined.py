@@ -13,7 +13,7 @@ import optax
 from learner.errors import LearnerError
 from learner.schedules.base import RunLength, Schedule, ScheduleFn, Unit, function_in, lr_of, milestones_in_steps
 from learner.schedules.checks import UNITS, Checks, check_milestones
-from learner.steps.optimizer import is_schedule
+from learner.steps.optimizer_checks import is_schedule
 from learner.util.number_checks import is_finite
 
 Part = Callable[[Any], Any] | float

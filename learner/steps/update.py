@@ -12,14 +12,8 @@ from learner.models.base import same_tree, select_leaves
 from learner.models.model_types import ModelT
 from learner.models.params import named_arrays, trainable_params, with_parameters
 from learner.models.tree_structure import TreeStructure
-from learner.steps.optimizer import (
-    OptimizerFn,
-    init_optimizer,
-    not_a_function_of_the_rate,
-    reads_rate_in_init,
-    takes_each_example,
-    update_params,
-)
+from learner.steps.optimizer import OptimizerFn, init_optimizer, reads_rate_in_init, takes_each_example, update_params
+from learner.steps.optimizer_checks import not_a_function_of_the_rate
 from learner.steps.tree_math import like
 from learner.util.text import join_names, name_of
 from learner.util.trees import named_leaves, path_name

@@ -11,14 +11,8 @@ from learner.errors import LearnerError, Problem, one_error
 from learner.optimizers.base import OptimizerFactory
 from learner.schedules.base import Resolved, needs_run_length
 from learner.steps.eval_params import has_eval_params
-from learner.steps.optimizer import (
-    accumulates_by_itself,
-    check_replicas,
-    ignores_rate,
-    may_evaluate_loss,
-    no_optimizer,
-    varies,
-)
+from learner.steps.optimizer import accumulates_by_itself, ignores_rate, may_evaluate_loss, varies
+from learner.steps.optimizer_checks import check_replicas, no_optimizer
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.training.checkpoints.resumed_length import resolve_ahead

@@ -19,7 +19,14 @@ from learner.optimizers.schedule_resolution import OptimizerDefinition, with_pla
 from learner.schedules.base import needs_run_length
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.measure import MetricCollection
-from learner.steps.optimizer import OptimizerCheck, check_optimizer, check_schedule, is_built, is_schedule, no_schedule
+from learner.steps.optimizer_checks import (
+    OptimizerCheck,
+    check_optimizer,
+    check_schedule,
+    is_built,
+    is_schedule,
+    no_schedule,
+)
 from learner.steps.step_definition import StepDefinition, StepFn, step_fn
 from learner.training.definition import init_problems
 from learner.training.options import Options

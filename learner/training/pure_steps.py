@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError, one_error
 from learner.steps.measure import MetricCollection
-from learner.steps.optimizer import no_optimizer
+from learner.steps.optimizer_checks import no_optimizer
 from learner.steps.train_state import TrainState
 from learner.training.checks.step_checks import no_step, trace_train, trace_valid
 from learner.training.checks.step_tracing import GIVEN, Tracing

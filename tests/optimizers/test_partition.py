@@ -9,7 +9,7 @@ import pytest
 
 from learner.optimizers import Group, Groups
 from learner.optimizers.configs import OPTIMIZERS, OptimizerConfig
-from learner.steps.optimizer import check_optimizer
+from learner.steps.optimizer_checks import check_optimizer
 from tests.support.runs import T, X, line, line_step, quiet
 
 PARAMS = {"body": {"kernel": jnp.ones((4, 4)), "bias": jnp.ones((4,))}, "head": {"kernel": jnp.ones((4, 2))}}

@@ -13,7 +13,7 @@ import pytest
 from learner import LearnerError
 from learner.optimizers import Clipped, Ema
 from learner.steps.extra import accepting, extra_arguments, filter_kwargs
-from learner.steps.optimizer import check_optimizer
+from learner.steps.optimizer_checks import check_optimizer
 from tests.support.runs import batches, build_line, line, line_step, quiet
 
 PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.ones((4,))}

@@ -26,7 +26,8 @@ from learner.models.adapters import adapter_of
 from learner.schedules import Constant, OneCycle
 from learner.steps.buffers import ResidentBatches
 from learner.steps.measure import MetricCollection
-from learner.steps.optimizer import OptimizerCheck, check_optimizer, check_schedule, is_schedule, lr_at, update_params
+from learner.steps.optimizer import lr_at, update_params
+from learner.steps.optimizer_checks import OptimizerCheck, check_optimizer, check_schedule, is_schedule
 from learner.steps.program import Programs
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import step_fn

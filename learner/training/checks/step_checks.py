@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval
 from learner.errors import LearnerError, Problem
 from learner.models.base import STATE, ModelAdapter
 from learner.models.freezing import frozen_leaves
-from learner.steps.optimizer import raw_gradients_problem
+from learner.steps.optimizer_checks import raw_gradients_problem
 from learner.steps.outputs import GeneratedOutput, TrainOutput, as_output
 from learner.steps.program_fingerprint import has_own_rules, jaxpr_fingerprint
 from learner.steps.step import StepFunctions
