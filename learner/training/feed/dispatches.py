@@ -419,9 +419,9 @@ class Feeder:
             # Even without full micro-batches the program reads a buffer of their shape.
             batches = stacked([micro.batch for micro in full] or [self._first], size)
             return make("tail", feed=self._placer.place(batches, regular, micros[-1]), count=len(full))
+        is_large, count = sum(bytes_of(micro.batch) for micro in micros) > BUFFER_BYTES, len(micros)
         parts = StreamedParts(self._placer, micros)
-        is_large = sum(bytes_of(micro.batch) for micro in micros) > BUFFER_BYTES
-        return make("parts", feed=parts if is_large else list(parts), count=len(micros))
+        return make("parts", feed=parts if is_large else list(parts), count=count)
 
 
 def _zeros(batch: PyTree, *axes: int) -> PyTree:

@@ -59,20 +59,22 @@ class StreamedParts:
 
     Args:
       placer: places them.
-      micro_batches: the micro-batches on the host.
+      micro_batches: the micro-batches on the host. The list is emptied, as they would need twice the memory while the
+        next step is read.
     """
 
-    def __init__(self, placer: Placer, micro_batches: Sequence[MicroBatch]):
+    def __init__(self, placer: Placer, micro_batches: list[MicroBatch]):
         self._placer, self._micro_batches = placer, micro_batches
+        self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), micro_batches[-1].batch)
 
     def __iter__(self) -> Iterator[tuple[BatchBuffer, bool]]:
-        """Place each micro-batch when it is requested."""
-        for micro in self._micro_batches:
-            yield self._placer.place(None, None, micro), True
+        """Place each micro-batch when it is requested, and release it on the host."""
+        while self._micro_batches:
+            yield self._placer.place(None, None, self._micro_batches.pop(0)), True
 
     def shapes(self) -> PyTree:
         """Return the shapes of the last micro-batch in this process."""
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._micro_batches[-1].batch)
+        return self._shapes
 
 
 class ResidentRows:

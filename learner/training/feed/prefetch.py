@@ -8,8 +8,8 @@ from typing import Any
 
 from learner.util.device_threads import device_thread
 
-DEPTH = 2  # queued lists
-IN_MEMORY = DEPTH + 2  # with the list in preparation, and the one in use
+DEPTH = 3  # lists that are ready or in preparation
+IN_MEMORY = DEPTH + 1  # with the one in use
 
 
 class Prefetcher(Iterator[Any]):
@@ -19,7 +19,7 @@ class Prefetcher(Iterator[Any]):
 
     Args:
       lists: the iterator; only the thread uses it until `close`.
-      depth: the maximum number of queued lists.
+      depth: the maximum number of lists that are ready or in preparation.
       stopped: polled while waiting; once it returns True, iteration ends.
       closed: set by `close`, for an iterator that can end within a list.
     """
@@ -33,7 +33,8 @@ class Prefetcher(Iterator[Any]):
     ):
         self._lists, self._stopped = lists, stopped
         self._ready: collections.deque[Any] = collections.deque()
-        self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+        self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue()
+        self._room = threading.Semaphore(depth)
         self._closed = threading.Event() if closed is None else closed
         # The user's code may compute with JAX, and placing a batch does.
         self._thread = device_thread(self._work, "learner-data")
@@ -41,22 +42,20 @@ class Prefetcher(Iterator[Any]):
 
     def _work(self) -> None:
         try:
-            for items in self._lists:
-                if not self._put((True, items)):
-                    return
-            self._put((False, None))
+            # Before the next list is read rather than queued: a list may fill the memory of the host.
+            while self._has_room():
+                self._queue.put((True, next(self._lists)))
+        except StopIteration:
+            self._queue.put((False, None))
         # Any exception: without an entry the consumer would wait forever.
         except BaseException as error:
-            self._put((False, error))
+            self._queue.put((False, error))
 
-    def _put(self, entry: tuple[bool, Any]) -> bool:
-        # With a timeout, because a full queue is no longer emptied once the consumer has closed.
+    def _has_room(self) -> bool:
+        """Wait until a list may be read. Return False if the consumer has closed, after which nothing makes room."""
         while not self._closed.is_set():
-            try:
-                self._queue.put(entry, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
+            if self._room.acquire(timeout=0.1):
+                return True
         return False
 
     def __next__(self) -> Any:
@@ -75,8 +74,9 @@ class Prefetcher(Iterator[Any]):
                 continue
             break
         if ok:
+            self._room.release()
             return entry  # type: ignore[no-any-return]
-        # The end, or the error, goes back for later calls. The thread puts nothing after it, so there is a free slot.
+        # The end, or the error, goes back for later calls.
         self._queue.put((False, entry))
         if entry is None:
             raise StopIteration

@@ -1,11 +1,13 @@
 """Tests of dispatches: order, grouping, buffers, positions, prefetching and malformed batches."""
 
+import collections
 import contextlib
 import dataclasses
 import gc
 import itertools
 import threading
 import traceback
+import tracemalloc
 import weakref
 
 import jax
@@ -550,14 +552,14 @@ def test_the_prefetcher_reads_in_another_thread():
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_the_prefetcher_reads_at_most_its_depth(depth):
-    """`depth` lists are ready, and the thread holds one more."""
+    """`depth` lists are ready or in preparation."""
     given, reached, too_far = [0], threading.Event(), []
 
     def endless():
         for number in itertools.count():
-            if number > given[0] + depth:
+            if number > given[0] + depth - 1:
                 too_far.append((number, given[0]))
-            if number == given[0] + depth:
+            if number == given[0] + depth - 1:
                 reached.set()
             yield [number]
 
@@ -569,6 +571,35 @@ def test_the_prefetcher_reads_at_most_its_depth(depth):
         assert next(ahead) == expected
     ahead.close()
     assert not too_far
+
+
+def test_the_host_holds_the_large_micro_batches_of_two_steps(monkeypatch):
+    """One step is read while another one runs, whose micro-batches are released one by one."""
+    monkeypatch.setattr("learner.training.feed.dispatches.BUFFER_BYTES", 1)
+    accumulate, batch = 4, {"x": np.zeros((2**18, 1), np.float32)}  # 1 MiB, of which each micro-batch is a copy
+    given, reached, reads = [0], threading.Event(), itertools.count(1)
+
+    def loader():
+        for number in reads:
+            # One micro-batch more is read, to know the end of an epoch.
+            if number == accumulate * (given[0] + 1) + 1:
+                reached.set()
+            yield batch
+
+    dispatches = feeder_of(loader, plan_of(accumulate, loop=False)).open(1, 0, 0, 1)
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            given[0] += 1
+            dispatch = next(dispatches)
+            assert reached.wait(WAIT)
+            reached.clear()
+            assert tracemalloc.get_traced_memory()[1] < (2 * accumulate + 2.5) * 2**20
+            collections.deque(dispatch.feed, maxlen=0)
+            assert tracemalloc.get_traced_memory()[0] < (accumulate + 2.5) * 2**20
+    finally:
+        tracemalloc.stop()
+        dispatches.close()
 
 
 def test_closing_ends_the_thread_in_the_middle_of_an_endless_iterator_and_closes_it():
