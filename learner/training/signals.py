@@ -21,12 +21,10 @@ from typing import Any
 from learner.util.device_threads import end_process, exit_with
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIGTERM
-NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
+NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm", signal.SIGHUP: "sighup"}
 TERMINATING = ("sigterm", "sighup")
-HANGUP = getattr(signal, "SIGHUP", None)
 SECONDS_TO_STOP = 0.2
 """Seconds after which a forked process ends by a signal that the run has not got, too."""
-HANGUPS = () if HANGUP is None else (HANGUP,)
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -55,7 +53,7 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
         stopped_at.set()
         # Before anything else: a second signal must end the process even if `stop` or an earlier handler hangs.
         for other in previous:
-            if other == HANGUP and handlers[other] is handle_stop:
+            if other == signal.SIGHUP and handlers[other] is handle_stop:
                 signal.signal(other, signal.SIG_IGN)  # a shell and the kernel both send it when a terminal is closed
             elif handlers[other] is handle_stop:
                 signal.signal(other, _end_at_once)
@@ -69,16 +67,15 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     handlers: dict[int, Handler] = dict.fromkeys(NAMES, handle_stop)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         del handlers[signal.SIGINT]
-    hangups = _replaceable(HANGUPS)
-    if any(handler is signal.SIG_DFL or _is_of_a_command(handler) for handler in hangups.values()):
-        handlers |= dict.fromkeys(hangups, handle_stop)
-    if hasattr(signal, "SIGUSR1"):
-        handlers[signal.SIGUSR1] = handle_save
+    at_hangup = signal.getsignal(signal.SIGHUP)
+    if at_hangup is not signal.SIG_DFL and not _is_of_a_command(at_hangup):
+        del handlers[signal.SIGHUP]
+    handlers[signal.SIGUSR1] = handle_save
     previous = _replaceable(handlers)
     for number in previous:
         signal.signal(number, handlers[number])
     before = _stops_at_hangup, _stopped_at
-    _stops_at_hangup, _stopped_at = HANGUP in previous, stopped_at
+    _stops_at_hangup, _stopped_at = signal.SIGHUP in previous, stopped_at
     try:
         yield
     finally:
@@ -217,7 +214,7 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
             if previous != -1:  # of an event loop
                 with contextlib.suppress(OSError):
                     os.write(previous, bytes([number]))
-            if (number in NAMES or (number == HANGUP and _stops_at_hangup)) and not reported:
+            if number in NAMES and (number != signal.SIGHUP or _stops_at_hangup) and not reported:
                 reported = True
                 if _stopped_at is not None:
                     _stopped_at.set()  # the handler may run much later
@@ -262,9 +259,8 @@ def of_a_command() -> Iterator[None]:
     `on_signals` replaces these handlers during a run. Handlers of the user stay. Outside the main thread this does
     nothing.
     """
-    handlers: dict[int, Handler] = dict.fromkeys((signal.SIGTERM, *HANGUPS), _end_at_once)
-    if hasattr(signal, "SIGUSR1"):
-        handlers[signal.SIGUSR1] = lambda number, frame: None
+    handlers: dict[int, Handler] = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), _end_at_once)
+    handlers[signal.SIGUSR1] = lambda number, frame: None
     default = [number for number, handler in _replaceable(handlers).items() if handler is signal.SIG_DFL]
     for number in default:
         signal.signal(number, handlers[number])
@@ -284,14 +280,14 @@ def _replaceable(handlers: Iterable[int]) -> dict[int, Any]:
 
 
 def _name_of(number: int) -> str:
-    return NAMES.get(signal.Signals(number), "sighup")
+    return NAMES[signal.Signals(number)]
 
 
 def _ending_handlers() -> dict[int, Handler]:
     """Return the current handlers that end the process by an exception."""
     return {
         number: handler
-        for number, handler in _replaceable([*NAMES, *HANGUPS]).items()
+        for number, handler in _replaceable(NAMES).items()
         if handler in ENDING or isinstance(handler, _Remembered)
     }
 

@@ -14,7 +14,7 @@ import pytest
 
 from learner.training import signals
 from learner.training.feed.prefetch import Prefetcher
-from learner.training.signals import HANGUPS, deferred_signals, dropped_signals, first_signal, of_a_command, on_signals
+from learner.training.signals import deferred_signals, dropped_signals, first_signal, of_a_command, on_signals
 from tests.support.codes import raises_code
 from tests.support.runs import (
     STEPS,
@@ -31,7 +31,7 @@ from tests.support.runs import (
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 NAMES = {INT: "ctrl-c", TERM: "sigterm"}
 
 
@@ -296,19 +296,19 @@ def test_other_threads_install_no_handlers(handler):
 
 @pytest.fixture
 def no_handlers():
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (TERM, *HANGUPS, USR1)}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (TERM, HUP, USR1)}
     yield
     for number, previous in before.items():
         signal.signal(number, previous)
 
 
 @pytest.mark.usefixtures("no_handlers")
-@pytest.mark.parametrize("number", [TERM, *HANGUPS])
+@pytest.mark.parametrize("number", [TERM, HUP])
 def test_a_command_exits_with_143(number):
     with pytest.raises(SystemExit) as ended, of_a_command():
         send(number)
     assert ended.value.code == 143
-    assert [signal.getsignal(number) for number in (TERM, *HANGUPS, USR1)] == [signal.SIG_DFL] * (2 + len(HANGUPS))
+    assert [signal.getsignal(number) for number in (TERM, HUP, USR1)] == [signal.SIG_DFL] * 3
 
 
 @pytest.mark.usefixtures("no_handlers")
@@ -323,7 +323,7 @@ def test_a_command_without_a_run_has_nothing_to_save():
 
 
 @pytest.mark.usefixtures("no_handlers")
-@pytest.mark.parametrize("number", [TERM, *HANGUPS])
+@pytest.mark.parametrize("number", [TERM, HUP])
 def test_a_run_inside_a_command_is_stopped_in_order_first(number):
     requests = []
     with of_a_command(), dropped_signals():
@@ -388,16 +388,15 @@ def test_sigterm_ends_the_program_after_the_save(tmp_path, handler):
     assert journal_of(tmp_path / "run")[-1]["stopped_by"] == "sigterm"
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 def test_a_closed_terminal_is_recorded_as_sighup(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer()
-    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: send(signal.SIGHUP))))
-    earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: send(HUP))))
+    earlier = signal.signal(HUP, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit) as ended:
             learner.fit(shuffled())
     finally:
-        signal.signal(signal.SIGHUP, earlier)
+        signal.signal(HUP, earlier)
     assert ended.value.code == 143
     assert saved_steps(tmp_path / "run") == [STEPS, STEPS + 2]
     assert journal_of(tmp_path / "run")[-1]["stopped_by"] == "sighup"
@@ -438,16 +437,15 @@ def test_a_signal_does_not_wait_for_hanging_data(tmp_path, monkeypatch, number):
     assert result.summary["steps"] <= 2  # the third batch is passed on only when the fourth arrives or the epoch ends
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 @pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN, lambda *_: None])
 def test_a_closed_terminal_stops_unless_it_has_a_handler(before):
     """`nohup` ignores SIGHUP. It may arrive twice, from the shell and from the kernel; the second one has no effect."""
-    requests, reports, earlier = [], [], signal.signal(signal.SIGHUP, before)
+    requests, reports, earlier = [], [], signal.signal(HUP, before)
     try:
         with on_signals(requests.append, pytest.fail), first_signal(reports.append):  # nested as in a run
-            send(signal.SIGHUP)
-            send(signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if before is signal.SIG_DFL else before)
+            send(HUP)
+            send(HUP)
+            assert signal.getsignal(HUP) is (signal.SIG_IGN if before is signal.SIG_DFL else before)
             stops = ["sighup"] if before is signal.SIG_DFL else []
             assert requests == stops
             if stops:
@@ -455,9 +453,9 @@ def test_a_closed_terminal_stops_unless_it_has_a_handler(before):
                     send(TERM)
                 assert raised.value.code == 143
         assert reports == stops
-        assert signal.getsignal(signal.SIGHUP) is before
+        assert signal.getsignal(HUP) is before
     finally:
-        signal.signal(signal.SIGHUP, earlier)
+        signal.signal(HUP, earlier)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
