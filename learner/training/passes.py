@@ -24,6 +24,7 @@ from learner.training.feed.inputs import Inputs, refuse_endless
 from learner.training.files.run_outputs import closing
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import MemoryFootprint, OomContext, explain_oom
+from learner.training.reporting.delivery import RunValues
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.training.setup.dispatch_plan import build_feeder, in_flight_limit
@@ -83,10 +84,7 @@ def evaluate(
             raise_dropped()
 
         reporter = Reporter(
-            metrics,
-            NoFiles(),
-            History(),
-            (),
+            RunValues(NoFiles(), (), lambda text: None, metrics, History()),
             timer.estimator,
             unreported_losses=inputs.valid,
             limiter=limiter,

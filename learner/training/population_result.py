@@ -294,7 +294,7 @@ def run_result(definition: TrainingDefinition, run: Run) -> LearningResult[Any]:
     reporter, population = run.reporter, definition.options.population
     members = population.members if population else ()
     of_members = [(reporter.history_of(member.index), reporter.summary_of(member.index)) for member in members]
-    return _result(definition, run.runner, reporter.history, reporter.summary, of_members)
+    return _result(definition, run.runner, reporter.history, reporter.summary_of(None), of_members)
 
 
 def finished_result(plan: RunPlan, restored: Restored) -> tuple[Runner, LearningResult[Any]] | None:

@@ -160,13 +160,10 @@ class Profiler(ThreadOwned):
             self._stop()
 
     def _counts(self) -> dict[str, float]:
-        times = self._reporter.times
+        spent = self._timer.spent
         return {
             "clock": time.perf_counter(),
-            "compile": self._timer.spent.compiling(),
-            "data": self._timer.spent.data,
-            "dispatches": times.dispatches,
-            "blocked": times.blocked,
-            "handling": times.handling,
-            "reading": times.reading,
+            "compile": spent.compiling(),
+            "data": spent.data,
+            **self._reporter.times,
         }

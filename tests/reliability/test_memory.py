@@ -15,6 +15,7 @@ from learner.metrics import CollectingMetric
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
 from learner.training.programs.oom import MemoryFootprint, OomContext, explain_oom
+from learner.training.reporting.delivery import RunValues
 from learner.training.reporting.messages import Callback, StepsDispatched
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimeEstimator
@@ -146,8 +147,8 @@ def test_later_failure_after_a_failed_step(tmp_path, monkeypatch):
     workers, failed = [], threading.Event()
 
     class Seen(Reporter):
-        def __init__(self, **rest):
-            super().__init__(**rest)
+        def __init__(self, *arguments, **rest):
+            super().__init__(*arguments, **rest)
             workers.append(self)
 
     def valid_step(model, batch):
@@ -167,7 +168,7 @@ def test_later_failure_after_a_failed_step(tmp_path, monkeypatch):
 
 def test_first_failing_split_is_named():
     none, held = jax.jit(greedy)(jnp.float32(1)), threading.Event()
-    worker = Reporter({}, NoFiles(), History(), (), StepTimeEstimator())
+    worker = Reporter(RunValues(NoFiles(), (), print, {}, History()), StepTimeEstimator())
     worker.put(Callback(lambda: held.wait(60)))
     for split in ("valid", "train"):
         worker.put(StepsDispatched(split, 1, 1, 1, 1, 1, 1, 1, none))

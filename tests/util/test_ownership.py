@@ -10,6 +10,7 @@ import pytest
 
 from learner.runs.metric_logs import NoFiles
 from learner.training.progress.position import Position
+from learner.training.reporting.delivery import RunValues
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimeEstimator, StepTimer, TimeBreakdown
 from learner.training.run import Run
@@ -64,7 +65,7 @@ def test_parts_of_a_run_have_owners():
 
 
 def test_only_the_reporters_thread_writes_to_it():
-    reporter = Reporter({}, NoFiles(), {}, (), StepTimeEstimator())
+    reporter = Reporter(RunValues(NoFiles(), (), print, {}, {}), StepTimeEstimator())
     reporter.wait()
     with pytest.raises(AssertionError, match="sets log of a Reporter"):
         reporter.log = None

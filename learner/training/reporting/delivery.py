@@ -1,5 +1,6 @@
 """Delivery of the reporter's items: as lines in files, points in the history, and events for listeners."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,17 +8,19 @@ from typing import Any
 import numpy as np
 
 from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SamplesLogged, SplitEnded, StepsEnded
+from learner.metrics.base import MetricBase
 from learner.runs.history import History, Point
 from learner.runs.layout import NONFINITE
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.steps.finite import nonfinite_text
 from learner.training.programs.oom import OomContext
-from learner.training.reporting.host_metrics import Arrays, HostMetrics, Pictures, Values
+from learner.training.reporting.host_metrics import HostMetrics, Pictures, Values
 from learner.training.reporting.messages import (
     Callback,
     EpochFinished,
     Item,
     MemberStop,
+    NonFiniteStop,
     Query,
     ReporterSnapshot,
     SplitFinished,
@@ -29,24 +32,48 @@ from learner.training.reporting.step_reader import StepReader, StepsRead
 from learner.util.ownership import ThreadOwned
 
 
+@dataclasses.dataclass(frozen=True)
+class RunValues:
+    """The metrics of a run, or of a member of a population, with their values so far, and the outputs that get them.
+
+    Attributes:
+      files: the files.
+      listeners: the threads of the listeners.
+      warn: shows a warning to people, and logs it.
+      metrics: the metrics by split.
+      history: the values so far.
+      collected: rows of collecting metrics from a checkpoint.
+      row_trees: the structures of these rows, by metric.
+      epoch_values: the values of finished splits of the current epoch, from a checkpoint.
+      halted, stopped: the end of a member that has ended before; see `NonFiniteReports` and `Delivery`.
+    """
+
+    files: RunFiles | NoFiles
+    listeners: Sequence[ListenerThread]
+    warn: Callable[[str], None]
+    metrics: Mapping[str, Sequence[MetricBase]]
+    history: History
+    collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None
+    row_trees: Mapping[str, Any] | None = None
+    epoch_values: Mapping[str, float | str] | None = None
+    halted: NonFiniteStop | None = None
+    stopped: MemberStop | None = None
+
+
 class Delivery(ThreadOwned):
     """Deliver the items of a run in order. It and its parts belong to the reporter's thread.
 
     Args:
-      files: the files of the run.
-      history: the values so far.
-      listeners: the threads of the listeners.
+      run: the values so far, and the outputs.
       reader: reads the device's outputs.
       host_metrics: the metrics on the host.
       nonfinite: reports non-finite steps.
       clock: seconds since 1970 (UTC), for events.
       now: the clock of steps, in seconds.
-      epoch_values: the values of finished splits of the current epoch, from a checkpoint.
 
     Attributes:
       history: the value of every metric at every epoch and validation.
-      reader: see above.
-      nonfinite: see above.
+      reader, host_metrics, nonfinite: see above.
       stopped: the end of a member of a population while others train, or None.
       summary: the summary of the run, once it has ended.
       handling: seconds spent on values after they were read.
@@ -54,36 +81,23 @@ class Delivery(ThreadOwned):
 
     def __init__(
         self,
-        files: RunFiles | NoFiles,
-        history: History,
-        listeners: Sequence[ListenerThread],
+        run: RunValues,
         reader: StepReader,
         host_metrics: HostMetrics,
         nonfinite: NonFiniteReports,
         clock: Callable[[], float],
         now: Callable[[], float],
-        epoch_values: Mapping[str, float | str] | None,
     ):
-        self._files, self.history, self._listeners = files, history, listeners
-        self.reader, self._host_metrics, self.nonfinite = reader, host_metrics, nonfinite
+        self._files, self.history, self._listeners = run.files, run.history, run.listeners
+        self.reader, self.host_metrics, self.nonfinite = reader, host_metrics, nonfinite
         self._clock, self._now = clock, now
-        self.stopped: MemberStop | None = None
+        self.stopped = run.stopped
         self.summary: Mapping[str, Any] = {}
         self.handling = 0.0
-        self._epoch_values: dict[str, float | str] = dict(epoch_values or {})
+        self._epoch_values: dict[str, float | str] = dict(run.epoch_values or {})
         self._log_offsets_before_validation: Mapping[str, Any] | None = None
         self._split_began: dict[str, float] = {}
         self._epoch_began = now()
-
-    @property
-    def arrays(self) -> Arrays:
-        """See `HostMetrics`."""
-        return self._host_metrics.arrays
-
-    @property
-    def undefined(self) -> Mapping[str, str]:
-        """See `HostMetrics`."""
-        return self._host_metrics.undefined
 
     @property
     def has_listeners(self) -> bool:
@@ -120,7 +134,7 @@ class Delivery(ThreadOwned):
     def claim(self) -> None:
         """Make the current thread the owner of this and its parts."""
         super().claim()
-        for part in (self.reader, self._host_metrics, self._host_metrics.rows, self.nonfinite):
+        for part in (self.reader, self.host_metrics, self.host_metrics.rows, self.nonfinite):
             part.claim()
 
     def deliver(self, items: Sequence[Item]) -> None:
@@ -146,7 +160,7 @@ class Delivery(ThreadOwned):
             with OomContext(item.split):
                 self.finish_split(item)
         elif isinstance(item, ValidationAborted):
-            self._host_metrics.discard(item.split)
+            self.host_metrics.discard(item.split)
             self._split_began.pop(item.split, None)
         elif isinstance(item, EpochFinished):
             self._finish_epoch(item)
@@ -212,7 +226,7 @@ class Delivery(ThreadOwned):
         count = self.nonfinite.report(read.pairs[0][0], codes) if codes.any() else len(codes)
         numbers = np.concatenate([values.numbers[: dispatched.count] for dispatched, values in read.pairs])[:count]
         weights = np.concatenate([values.weights[: dispatched.count] for dispatched, values in read.pairs])[:count]
-        return self._host_metrics.update(read, numbers, weights), weights
+        return self.host_metrics.update(read, numbers, weights), weights
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -238,7 +252,7 @@ class Delivery(ThreadOwned):
 
     def _compute(self, finished: SplitFinished) -> tuple[Values, Pictures]:
         """Return the values of a split by metric, and functions that draw the metrics with a picture."""
-        return self._host_metrics.compute(finished, self.nonfinite.end_split(finished.split))
+        return self.host_metrics.compute(finished, self.nonfinite.end_split(finished.split))
 
     def _finish_epoch(self, finished: EpochFinished) -> None:
         values, self._epoch_values = self._epoch_values, {}
@@ -289,8 +303,8 @@ class Delivery(ThreadOwned):
         # This also passes the lines so far to the operating system, so that they survive if the process is killed, as
         # the checkpoint relies on them.
         log = self._files.position() if before is None else before
-        rows = self._host_metrics.rows.to_store() if with_rows else {}
-        states = self._host_metrics.get_states()
+        rows = self.host_metrics.rows.to_store() if with_rows else {}
+        states = self.host_metrics.get_states()
         values, history = dict(self._epoch_values), self.history.copy().to_json
         return ReporterSnapshot(log, values, states, rows, history, self.nonfinite.halted, self.stopped)
 

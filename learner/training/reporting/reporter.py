@@ -6,7 +6,6 @@ It is part of the run: an error here is raised in `fit`, and a full queue makes 
 This module has the queue and the thread; `learner.training.reporting.delivery` handles each item.
 """
 
-import dataclasses
 import itertools
 import logging
 import math
@@ -17,15 +16,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from learner.events import EpochStarted, Event, ListenerThread, Message, Saved
-from learner.metrics.base import MetricBase
+from learner.events import EpochStarted, Event, Message, Saved
 from learner.runs.history import History
-from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.steps.finite import NonFinitePolicy
 from learner.training.programs.in_flight import InFlightLimiter
-from learner.training.reporting.delivery import Delivery
+from learner.training.reporting.delivery import Delivery, RunValues
 from learner.training.reporting.host_metrics import Arrays, HostMetrics
 from learner.training.reporting.messages import (
     Callback,
@@ -49,39 +44,6 @@ POLL_SECONDS = 1
 MOST_QUEUED = 256  # hand-overs of the loop; if the queue is full, the loop waits
 MOST_AT_ONCE = 32  # hand-overs that are read together
 SECONDS_UNSENT = 0.005  # of steps that are handed over together; at most a quarter of the limit in flight
-
-
-@dataclasses.dataclass(frozen=True)
-class ReporterTimes:
-    """Counts of the loop and the reporter, for a profile.
-
-    Attributes:
-      dispatches: the number of dispatches of training and validation.
-      blocked: seconds in which the loop waited for a free dispatch slot.
-      reading: seconds in which the reporter waited for values from the device.
-      handling: seconds in which the reporter handled them.
-    """
-
-    dispatches: int
-    blocked: float
-    reading: float
-    handling: float
-
-
-@dataclasses.dataclass(frozen=True)
-class MemberValues:
-    """The files, history and listeners of a member of a population; see the arguments of `Reporter`."""
-
-    files: RunFiles | NoFiles
-    listeners: Sequence[ListenerThread]
-    warn: Callable[[str], None]
-    metrics: Mapping[str, Sequence[MetricBase]]
-    history: History
-    collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None
-    row_trees: Mapping[str, Any] | None = None
-    epoch_values: Mapping[str, float | str] | None = None
-    halted: NonFiniteStop | None = None
-    stopped: MemberStop | None = None
 
 
 class _LoopSide(ThreadOwned):
@@ -110,19 +72,12 @@ class Reporter(ThreadOwned):
     its own thread; `_loop` belongs to the loop's.
 
     Args:
-      metrics: the metrics by split.
-      files: the files of the run.
-      history: the values so far.
-      listeners: the threads of the listeners.
+      run: the metrics, their values so far, and the outputs.
       estimator: receives the time of steps.
       clock: seconds since 1970 (UTC), for events.
-      collected: rows of collecting metrics from a checkpoint.
-      row_trees: the structures of these rows, by metric.
-      epoch_values: the values of finished splits of the current epoch, from a checkpoint.
       policy: the policy for steps that are not finite; None if they are not reported.
       unreported_losses: the splits whose loss is not reported if it is not finite, such as those without one.
       log: writes to the application log.
-      warn: shows a warning to people, and logs it.
       limiter: limits the dispatches in flight.
       check_peers: called now and then during a wait; it raises if another process has failed.
       now: the clock of steps, in seconds.
@@ -131,60 +86,48 @@ class Reporter(ThreadOwned):
       lanes: the member of each position on the leading axis of the values.
 
     Attributes:
-      log: see above.
-      warn: see above.
-      steps_per_epoch: see above.
-      limiter: see above.
+      log, steps_per_epoch, limiter: see above.
+      warn: see `RunValues`.
+      failure: the error of the reporter's thread, or None.
     """
 
     def __init__(
         self,
-        metrics: Mapping[str, Sequence[MetricBase]],
-        files: RunFiles | NoFiles,
-        history: History,
-        listeners: Sequence[ListenerThread],
+        run: RunValues,
         estimator: StepTimeEstimator,
         clock: Callable[[], float] = time.time,
-        collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None,
         *,
-        row_trees: Mapping[str, Any] | None = None,
-        epoch_values: Mapping[str, float | str] | None = None,
         policy: NonFinitePolicy | None = None,
         unreported_losses: Collection[str] = (),
         log: logging.Logger | None = None,
-        warn: Callable[[str], None] = lambda text: None,
         limiter: InFlightLimiter | None = None,
         check_peers: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.perf_counter,
         steps_per_epoch: int | None = None,
-        members: Sequence[MemberValues] = (),
+        members: Sequence[RunValues] = (),
         lanes: Sequence[int] | None = None,
     ):
-        self.log, self.warn = log or logging.getLogger(__name__), warn
+        self.log, self.warn = log or logging.getLogger(__name__), run.warn
         self.steps_per_epoch = steps_per_epoch
         self.limiter = limiter or InFlightLimiter()
         self._clock, self._now, self._check_peers = clock, now, check_peers
         # Built by the loop's thread and claimed by the reporter's in `_work`; from then on only that thread writes.
         reader = StepReader(estimator, self.limiter, now)
 
-        def delivery(kind: type[D], of: MemberValues) -> D:
+        def delivery(kind: type[D], of: RunValues) -> D:
             rows = RowCollector(of.collected, of.row_trees)
             host_metrics = HostMetrics(of.metrics, rows, of.history, of.warn, unreported_losses)
             nonfinite = NonFiniteReports(policy, self.log, of.warn, unreported_losses)
             nonfinite.halted = of.halted
-            values = of.epoch_values
-            result = kind(of.files, of.history, of.listeners, reader, host_metrics, nonfinite, clock, now, values)
-            result.stopped = of.stopped
-            return result
+            return kind(of, reader, host_metrics, nonfinite, clock, now)
 
-        own = MemberValues(files, listeners, warn, metrics, history, collected, row_trees, epoch_values)
         # All members have one reader, which transfers their values together.
         self._members = [delivery(Delivery, of) for of in members]
-        self._population = delivery(PopulationDelivery, own) if self._members else None
+        self._population = delivery(PopulationDelivery, run) if self._members else None
         if self._population is not None:
             self._population.members, self._population.lanes = self._members, lanes or ()
-        self._delivery: Delivery = self._population or delivery(Delivery, own)
-        self._error: BaseException | None = None
+        self._delivery: Delivery = self._population or delivery(Delivery, run)
+        self.failure: BaseException | None = None
         self._loop = _LoopSide(estimator)
         self._queue: queue.SimpleQueue[tuple[list[Item] | None, bool]] = queue.SimpleQueue()
         self._space = threading.Semaphore(MOST_QUEUED)
@@ -323,13 +266,8 @@ class Reporter(ThreadOwned):
 
     def check(self) -> None:
         """Raise the error of the reporter's thread, with its own traceback."""
-        if self._error is not None:
-            raise self._error
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of the reporter's thread, or None."""
-        return self._error
+        if self.failure is not None:
+            raise self.failure
 
     @property
     def history(self) -> History:
@@ -339,12 +277,12 @@ class Reporter(ThreadOwned):
     @property
     def arrays(self) -> Arrays:
         """Functions by key that return the newest value of a text metric as arrays. Read them like `history`."""
-        return self._delivery.arrays
+        return self._delivery.host_metrics.arrays
 
     @property
     def undefined(self) -> Mapping[str, str]:
         """The reasons by key for the values that were reported as undefined. Read them like `history`."""
-        return self._delivery.undefined
+        return self._delivery.host_metrics.undefined
 
     def history_of(self, member: int | None) -> History:
         """Return the history of a member of a population, or of the run; see `history`."""
@@ -358,11 +296,6 @@ class Reporter(ThreadOwned):
     def halted(self) -> NonFiniteStop | None:
         """The step that ended the run, or None. Steps dispatched after it leave no trace."""
         return self._delivery.nonfinite.halted
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """The summary of the run, once it has ended."""
-        return self._delivery.summary
 
     def is_active(self, member: int) -> bool:
         """Return True unless a member of a population has ended. Other threads may call it after `wait`."""
@@ -390,9 +323,9 @@ class Reporter(ThreadOwned):
         """Set the member of each position on the leading axis, for values put from now on."""
         self.put(Callback(lambda: setattr(self._population, "lanes", lanes)))
 
-    def summary_of(self, member: int) -> Mapping[str, Any]:
-        """Return the summary of a member of a population, once it has ended."""
-        return self._members[member].summary
+    def summary_of(self, member: int | None) -> Mapping[str, Any]:
+        """Return the summary of a member of a population, or of the run, once it has ended."""
+        return self._delivery_of(member).summary
 
     @property
     def spent(self) -> Mapping[str, float]:
@@ -400,10 +333,13 @@ class Reporter(ThreadOwned):
         return self._delivery.reader.spent
 
     @property
-    def times(self) -> ReporterTimes:
-        """Counts for a profile, on the loop's thread."""
+    def times(self) -> dict[str, float]:
+        """Counts for a profile, on the loop's thread: `dispatches`, and the seconds in which the loop was `blocked`, as
+        no dispatch slot was free, and in which the reporter was `reading` values from the device and `handling` them.
+        """
         loop, delivery = self._loop, self._delivery
-        return ReporterTimes(loop.dispatches, loop.blocked, delivery.reader.reading, delivery.handling)
+        reporter = {"reading": delivery.reader.reading, "handling": delivery.handling}
+        return {"dispatches": loop.dispatches, "blocked": loop.blocked, **reporter}
 
     # -- the reporter's thread -----------------------------------------------------------------------------------------
 
@@ -428,18 +364,18 @@ class Reporter(ThreadOwned):
         while len(batches) < MOST_AT_ONCE and not self._queue.empty():
             batches.append(self._queue.get())
         items = [item for batch, _ in batches for item in batch or ()]
-        if self._error is None:
+        if self.failure is None:
             try:
                 self._delivery.deliver(items)
             except BaseException as error:
                 # The error first: once the limiter lets the loop through, its next `put` must find it.
-                self._error = error
+                self.failure = error
                 self.limiter.open()
-        if self._error is not None:
+        if self.failure is not None:
             # Also after the failure: the saver must not wait for an answer that never comes.
             for item in items:
                 if isinstance(item, Query):
-                    item.fail(self._error)
+                    item.fail(self.failure)
         # Also after a failure, so that a loop that waits for the semaphore reaches its next check.
         for _, counted in batches:
             if counted:

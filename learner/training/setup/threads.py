@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,9 @@ from learner.training.monitors import monitor_of
 from learner.training.population import Member
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import MemoryFootprint, explain_oom
+from learner.training.reporting.delivery import RunValues
 from learner.training.reporting.messages import MemberStop, NonFiniteStop
-from learner.training.reporting.reporter import MemberValues, Reporter
+from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimer
 from learner.training.setup.dispatch_plan import in_flight_limit, step_work
 from learner.training.spec import RunSpec
@@ -61,22 +61,19 @@ def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Out
     """Return the reporter, and start its thread."""
     batches = spec.inputs.source("train").batches
     values = reporter_values(spec.options, spec.restored, spec.splits, runner, spec.inputs.first_batches["train"])
+    run = RunValues(outputs.files, outputs.listeners, outputs.warn, **values)
     members = member_values(spec, runner, outputs)
     work = step_work(spec.step, spec.member_state, spec.inputs, spec.strategy)
     # Before the start of the reporter's thread, to which these metrics then belong.
-    for metric in [*values["metrics"]["train"], *(m for member in members for m in member.metrics["train"])]:
+    for metric in (metric for values in (run, *members) for metric in values.metrics["train"]):
         if isinstance(metric, HostMetric):
             metric.on_start(work)
     return Reporter(
-        **values,
-        files=outputs.files,
-        listeners=outputs.listeners,
-        estimator=timer.estimator,
-        clock=time.time,
+        run,
+        timer.estimator,
         policy=spec.options.on_nonfinite,
         unreported_losses=spec.inputs.without_loss,
         log=outputs.log,
-        warn=outputs.warn,
         limiter=in_flight_limit(spec.strategy),
         check_peers=spec.processes.raise_if_peer_failed,
         now=timer.now,
@@ -86,7 +83,7 @@ def build_reporter(spec: RunSpec, runner: Runner, timer: StepTimer, outputs: Out
     )
 
 
-def member_values(spec: RunSpec, runner: Runner, outputs: Outputs) -> list[MemberValues]:
+def member_values(spec: RunSpec, runner: Runner, outputs: Outputs) -> list[RunValues]:
     """Return the reporter's arguments for each member of a population."""
     population, restored = spec.options.population, spec.restored
     members = []
@@ -97,7 +94,7 @@ def member_values(spec: RunSpec, runner: Runner, outputs: Outputs) -> list[Membe
         for name, kind in ends.items():
             end = None if before is None else before.progress[name]
             values[name] = None if end is None else kind(**end)
-        members.append(MemberValues(own.files, own.listeners, functools.partial(_warn_of, outputs, member), **values))
+        members.append(RunValues(own.files, own.listeners, functools.partial(_warn_of, outputs, member), **values))
     return members
 
 

@@ -30,6 +30,7 @@ from learner.steps.buffers import StepOutputs
 from learner.training.programs.in_flight import InFlightLimiter
 from learner.training.reporting import reporter as reporter_module
 from learner.training.reporting import step_reader
+from learner.training.reporting.delivery import RunValues
 from learner.training.reporting.messages import Callback, EpochFinished, Query, SplitFinished, StepsDispatched
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import DispatchTime, StepTimeEstimator
@@ -103,12 +104,11 @@ class Known(StepTimeEstimator):
 def start():
     workers = []
 
-    def make(*metrics, files=None, listeners=(), history=None, estimator=None, **arguments):
+    def make(*metrics, files=None, listeners=(), history=None, estimator=None, warn=print, **arguments):
         by_split = {split: metrics or (Loss(),) for split in ("train", "valid")}
-        estimator = estimator or StepTimeEstimator()
-        reporter = Reporter(
-            by_split, files or NoFiles(), history or History(), listeners, estimator, lambda: 5.0, **arguments
-        )
+        values = {name: arguments.pop(name) for name in ("collected", "row_trees", "epoch_values") if name in arguments}
+        run = RunValues(files or NoFiles(), listeners, warn, by_split, history or History(), **values)
+        reporter = Reporter(run, estimator or StepTimeEstimator(), lambda: 5.0, **arguments)
         workers.append(reporter)
         return workers[-1]
 
