@@ -36,9 +36,9 @@ def option(default: Any, **records: str) -> Any:
 
     Args:
       default: the value of the option unless the builder sets it.
-      **records: the name of the option in each record: `journal` is the config in the journal, which loggers get too;
-        `agreement` is compared between the processes of a run before it trains; `resume` is compared with the
-        checkpoint that a run resumes from. See `Options.recorded`.
+      **records: the name of the option in each record: `journal` is the config in the journal, which loggers get too,
+        and which the processes of a run compare before it trains; `resume` is compared with the checkpoint that a run
+        resumes from. See `Options.recorded`.
     """
     return dataclasses.field(default=default, metadata=records)
 
@@ -58,28 +58,26 @@ class Options:
     loggers: tuple[Listener, ...] = ()
     metric_files: bool = True
     renderer: Listener | str | None = "auto"
-    num_epochs: int | None = option(None, journal="num_epochs", agreement="num_epochs")
-    num_steps: int | None = option(None, journal="num_steps", agreement="num_steps")
-    valid_every: int | None = option(None, journal="valid_every", agreement="valid_every")
-    valid_epochs: int | None = option(None, journal="valid_every.epochs", agreement="valid_epochs")
-    valid_splits: Mapping[str, Mapping[str, Any]] | None = option(
-        None, journal="valid_every.splits", agreement="valid_splits"
-    )  # fields of `ValidPeriod` by split
-    valid_first: bool | None = option(None, journal="valid_first", agreement="valid_first")
-    valid_batches: int | None = option(None, journal="valid_batches", agreement="valid_batches")
-    valid_shuffle: bool | None = option(None, journal="valid_batches.shuffle", agreement="valid_shuffle")
-    accumulate: int = option(1, journal="grads_accumulation", agreement="accumulate", resume="micro-batches per step")
-    split: int | str | None = option(
-        None, journal="grads_accumulation.split", agreement="split", resume="parts per micro-batch"
-    )  # "auto" until the number is known
-    steps_per_dispatch: int | None = option(None, journal="steps_per_dispatch", agreement="steps_per_dispatch")
-    seed: int = option(0, journal="seed", agreement="seed", resume="seed")
-    batch_size: int | None = option(None, journal="with_batch_size", agreement="batch_size")
+    num_epochs: int | None = option(None, journal="num_epochs")
+    num_steps: int | None = option(None, journal="num_steps")
+    valid_every: int | None = option(None, journal="valid_every")
+    valid_epochs: int | None = option(None, journal="valid_every.epochs")
+    # Fields of `ValidPeriod` by split.
+    valid_splits: Mapping[str, Mapping[str, Any]] | None = option(None, journal="valid_every.splits")
+    valid_first: bool | None = option(None, journal="valid_first")
+    valid_batches: int | None = option(None, journal="valid_batches")
+    valid_shuffle: bool | None = option(None, journal="valid_batches.shuffle")
+    accumulate: int = option(1, journal="grads_accumulation", resume="micro-batches per step")
+    # "auto" until the number is known.
+    split: int | str | None = option(None, journal="grads_accumulation.split", resume="parts per micro-batch")
+    steps_per_dispatch: int | None = option(None, journal="steps_per_dispatch")
+    seed: int = option(0, journal="seed", resume="seed")
+    batch_size: int | None = option(None, journal="with_batch_size")
     population: Any = None  # a `learner.training.population.Population`, whose members have options of their own
     halving: Halving | None = None
     exploit: Exploit | None = None
     checkpoints: CheckpointOptions | None = DEFAULT_CHECKPOINTS
-    restore_best: bool | None = option(None, journal="restore_best", agreement="restore_best")
+    restore_best: bool | None = option(None, journal="restore_best")
     devices: Any = None
     start: dict[str, Any] | None = None
     epoch_changes: tuple[tuple[int, int], ...] = ()  # see `RunLength.changes`; set when a run resumes

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @dataclasses.dataclass(frozen=True)
 class MoreOptions(Options):
-    smoothing: float = option(0.0, journal="label_smoothing", agreement="smoothing", resume="label smoothing")
+    smoothing: float = option(0.0, journal="label_smoothing", resume="label smoothing")
     unrecorded: int = 0
 
 
@@ -53,7 +53,7 @@ def test_resuming_compares_a_new_option(new_option, tmp_path):
 def test_processes_agree_on_a_new_option():
     shared = agreed(Options(Path("run"), seed=3))
     assert shared["seed"] == 3
-    assert agreed(MoreOptions(Path("run"), seed=3, smoothing=0.1)) == {**shared, "smoothing": 0.1}
+    assert agreed(MoreOptions(Path("run"), seed=3, smoothing=0.1)) == {**shared, "label_smoothing": 0.1}
 
 
 def agreed(options):

@@ -71,7 +71,7 @@ def description(
         "rules": repr(getattr(strategy, "rules", None)),
         "config": options.config_kept,
         "directory": options.shown,
-        "options": options.recorded("agreement"),
+        "options": options.recorded("journal"),
         "checkpoints": checkpoints and {**vars(checkpoints), "record": repr(checkpoints.record)},
         "start": repr(options.start),
         "metrics": {split: [metric.name for metric in options.metrics_of(split)] for split in inputs.first_batches},
