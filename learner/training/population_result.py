@@ -16,18 +16,20 @@ from learner.runs.layout import NONFINITE, read_summary
 from learner.runs.spread import FEWEST, Spread, counts_text
 from learner.steps.population import member_of
 from learner.steps.train_state import TrainState
+from learner.training.checkpoints.resume import finished_summary, too_few_epochs
 from learner.training.definition import TrainingDefinition
 from learner.training.evaluation import Evaluator
 from learner.training.population import Member, Population
 from learner.training.programs.executor import Runner
 from learner.training.progress.restore import Restored
 from learner.training.reporting.population_delivery import means_of
-from learner.training.result import LearningResult, RunFunction, finished_runner, result_of
+from learner.training.result import LearningResult, RunFunction, result_of
 from learner.training.run import Run
 from learner.training.run_plan import RunPlan
 from learner.training.setup.dispatch_plan import make_runner
 from learner.util.fragments import fragment, table
 from learner.util.text import aligned, join_names, short
+from learner.util.user_warnings import warn
 
 
 class MemberResult(LearningResult[Any]):
@@ -299,15 +301,17 @@ def run_result(definition: TrainingDefinition, run: Run) -> LearningResult[Any]:
 
 def finished_result(plan: RunPlan, restored: Restored) -> tuple[Runner, LearningResult[Any]] | None:
     """Return the programs and the result of a run that has nothing left to train, or None. Nothing is written."""
-    finished = finished_runner(plan, restored)
-    if finished is None:
+    summary = finished_summary(plan, restored)
+    if summary is None:
         return None
-    runner, summary = finished
     directory, population = plan.options.directory, plan.options.population
     places = [directory / member.name for member in (population.members if population else ())]
     of_members = [(read_history(place), read_summary(place)) for place in places]
     if any(summary_of is None for _, summary_of in of_members):
         return None
+    for text in too_few_epochs(plan.options, restored.position):
+        warn(text)
+    runner = make_runner(plan.step, restored.state, plan.strategy)
     return runner, _result(plan.definition, runner, read_history(directory), summary, of_members)
 
 

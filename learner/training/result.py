@@ -14,14 +14,9 @@ from learner.runs.history import History, Point
 from learner.runs.layout import end_word
 from learner.steps.eval_params import eval_params
 from learner.training.checkpoints.model_loading import find_best, load_best_state
-from learner.training.checkpoints.resume import finished_summary, too_few_epochs
 from learner.training.definition import NotPicklable, TrainingDefinition
 from learner.training.programs.executor import Runner
-from learner.training.progress.restore import Restored
-from learner.training.run_plan import RunPlan
-from learner.training.setup.dispatch_plan import make_runner
 from learner.util.fragments import fragment, paragraph
-from learner.util.user_warnings import warn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,13 +188,3 @@ def result_of(
     model = runner.model()
     find = functools.partial(find_best, definition)
     return LearningResult(model, history, summary["stopped_by"], summary, load_best, find, model_step)
-
-
-def finished_runner(plan: RunPlan, restored: Restored) -> tuple[Runner, Mapping[str, Any]] | None:
-    """Return the programs and the summary of a run that has nothing left to train, or None. Nothing is written."""
-    summary = finished_summary(plan, restored)
-    if summary is None:
-        return None
-    for text in too_few_epochs(plan.options, restored.position):
-        warn(text)
-    return make_runner(plan.step, restored.state, plan.strategy), summary

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from learner.errors import LearnerError, NonFiniteError
@@ -137,16 +137,13 @@ class Run(ThreadOwned):
             return
         # After the validation, whose values a hook may read.
         hooks = [hook for every, hook in self.options.every if p.step % every == 0]
-        self._call(hooks, at_step=p.step)
+        self._hooks.call(hooks, p, at_step=p.step)
         if ends_epoch:
             # Before the validation: a checkpoint inside of it must have no metrics of the train split in flight.
             self._close_train()
             p.pending, p.remaining_splits = "epoch", self.validator.due(p.step, p.epoch)
             self.end_epoch()
         self.timer.begin()
-
-    def _call(self, hooks: Sequence[Callable[..., Any]], at_step: int | None) -> None:
-        self._hooks.call(hooks, self.position, at_step)
 
     def _is_anything_due(self, ends_epoch: bool) -> bool:
         """Return True if a validation or a hook comes before the next step."""
@@ -198,7 +195,7 @@ class Run(ThreadOwned):
         p, before = self.position, list(self.runner.leaves)
         p.pending = "hooks"
         try:
-            self._call(self.options.on_epoch_end, at_step=None)
+            self._hooks.call(self.options.on_epoch_end, p, at_step=None)
         except Exception:
             # A resumed run would repeat a hook's change of the model. And other processes may not have failed.
             is_same = all(a is b for a, b in zip(before, self.runner.leaves, strict=True))
@@ -414,7 +411,7 @@ class Run(ThreadOwned):
         # After the save, which copies the metrics in flight: closing the split donates their states.
         if inside and reason == "num_steps":
             self._close_train()
-            self.validator.monitored.share(p.step)
+            self.validator.share_monitored(p.step)
             self.reporter.put(EpochFinished(p.epoch, p.step))
         self.numbers.warn_of_missing(has_ended=not self.stop.stop_requested)
         return reason

@@ -107,7 +107,7 @@ def _setup(
     # 4. The parts that decide: they may query the threads, and the loop queries them.
     stop = build_stop(spec, request, began, timer, reporter, saver, consensus)
     train, batches = feeders.pop("train"), inputs.source("train").batches
-    validator = build_validator(spec, runner, timer, reporter, stop, feeders, outputs)
+    validator = build_validator(spec, runner, timer, reporter, stop, feeders)
     run = Run(
         options=options,
         runner=runner,

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from learner.distributed.process_group import ProcessGroup
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.finite import valid_advice
 from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Feeder
 from learner.training.member_decisions import MemberDecisions
-from learner.training.monitored_values import MonitoredValues
 from learner.training.options import NUMBERS
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import OomContext
@@ -37,14 +37,14 @@ class Validator(ThreadOwned):
       accumulate: micro-batches per optimizer step.
       early_stopping: the early stoppings that may end the run.
       plateau: the scheduler that uses the values, or None.
-      monitored: the values of monitored metrics.
-      warn: shows a warning to people.
+      processes: the processes of the run.
+      on_host: the keys of the monitored metrics that each process computes on its host. All processes have the same
+        values of those on the devices.
       validated_step: the optimizer step of the last complete validation, or None.
       members: the decisions about the members of a population, in place of `early_stopping` and `plateau`.
 
     Attributes:
-      feeders, monitored: see above.
-      validated_step: see above.
+      feeders, validated_step: see above.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Validator(ThreadOwned):
         accumulate: int,
         early_stopping: Sequence[MetricEarlyStopping],
         plateau: ReduceOnPlateau | None,
-        monitored: MonitoredValues,
-        warn: Callable[[str], None],
+        processes: ProcessGroup,
+        on_host: Sequence[str],
         validated_step: int | None = None,
         members: MemberDecisions | None = None,
     ):
@@ -69,7 +69,7 @@ class Validator(ThreadOwned):
         self.feeders, self._batches = feeders, batches
         self._schedule, self._accumulate = schedule, accumulate
         self._early_stopping, self._plateau = early_stopping, plateau
-        self.monitored, self._warn = monitored, warn
+        self._processes, self._on_host = processes, on_host
         self.validated_step = validated_step
         self._members = members
         self._logged_at: dict[str, int] = {}  # the step of the newest number of a hook, by name
@@ -116,8 +116,20 @@ class Validator(ThreadOwned):
         # No splits remain at the end of an epoch without a due validation, at which metrics of train are measured.
         if p.remaining_splits and not self._validate_splits(p, at_step):
             return False
-        self.monitored.share(p.step)
+        self.share_monitored(p.step)
         return True
+
+    def share_monitored(self, step: int) -> None:
+        """Replace the values at a step that each process computes on its host by those of process 0, if a decision
+        depends on them: the processes must decide alike. All of them must call it. Otherwise it does not wait.
+        """
+        if not self._on_host or self._processes.count == 1:
+            return
+        newest = self._reporter.newest(at=step)
+        own = {key: float(newest[key]) for key in self._on_host if key in newest}
+        values = self._processes.all_reduce_json(own, lambda each: each[0], "the monitored values")
+        # In the history, from which the reporter takes the scores of checkpoints, and before they are due.
+        self._reporter.replace_newest(values)
 
     def _validate_splits(self, p: Position, at_step: int | None) -> bool:
         self._stop.compare_processes()
@@ -162,7 +174,7 @@ class Validator(ThreadOwned):
             self._stop.sync()
             if count >= many and not warned:
                 warned = True
-                self._warn(
+                self._reporter.warn(
                     f"the {split} data has given {count} batches and has not ended, and training {trained} since the "
                     "last validation: a validation reads all of it, and valid_batches(n) limits that"
                 )

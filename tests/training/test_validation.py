@@ -1,6 +1,8 @@
 """Tests of validation: schedules, decisions, rows and resuming."""
 
 import itertools
+import math
+import types
 
 import numpy as np
 import optax
@@ -8,7 +10,9 @@ import pytest
 
 from learner import Interrupter, MetricEarlyStopping, ReduceOnPlateau, RegressionOutput
 from learner.data import DataLoaderBuilder
-from learner.metrics import LearningRate
+from learner.metrics import AUROC, Accuracy, IterationSpeed, LearningRate
+from learner.training.monitors import monitored_on_host
+from learner.training.validation import Validator
 from tests.support.codes import raises_code
 from tests.support.runs import (
     STEPS,
@@ -197,3 +201,54 @@ def test_a_stop_in_the_initial_validation_resumes(tmp_path, whole):
     result = fit_scheduled(scheduled(tmp_path / "run"))
     assert points(result, "valid-a/Loss") == [(0, 0), (3, 18), (4, 24)]
     same(all_of(tmp_path / "run", result), whole)
+
+
+# -- values of several processes ---------------------------------------------------------------------------------------
+
+
+class Second:
+    """The second of two processes; the first one has measured other values."""
+
+    count, index = 2, 1
+
+    def __init__(self):
+        self.sent = []
+
+    def all_reduce_json(self, value, combine, what):
+        self.sent.append(value)
+        return combine([{"valid/AUROC": 0.5}, value])
+
+
+def deciding(reporter, processes, on_host):
+    decisions = {"schedule": None, "accumulate": 1, "early_stopping": (), "plateau": None}
+    return Validator(None, reporter, None, None, {}, {}, **decisions, processes=processes, on_host=on_host)
+
+
+def test_monitored_values_are_those_of_process_0():
+    processes, replaced = Second(), []
+    newest = {"valid/AUROC": math.inf, "valid/Loss": 0.25}
+    reporter = types.SimpleNamespace(newest=lambda at: newest if at == 7 else {}, replace_newest=replaced.append)
+    deciding(reporter, processes, ["train/Iteration Speed", "valid/AUROC"]).share_monitored(7)
+    assert processes.sent == [{"valid/AUROC": math.inf}]
+    assert replaced == [{"valid/AUROC": 0.5}]
+
+
+def test_processes_do_not_wait_for_metrics_of_the_devices():
+    processes = Second()
+    deciding(None, processes, []).share_monitored(7)
+    assert processes.sent == []
+    deciding(None, types.SimpleNamespace(count=1), ["valid/AUROC"]).share_monitored(7)
+
+
+def monitored(directory, key, **checkpoints):
+    builder = quiet(directory, saves=True).metrics(Accuracy(), AUROC()).metric_train(IterationSpeed())
+    builder.with_file_checkpointer(**checkpoints).early_stopping(MetricEarlyStopping(key))
+    return monitored_on_host(build_line(builder).definition.options, ["valid"], None)
+
+
+def test_collecting_metrics_and_those_of_the_machine_are_on_the_host(tmp_path):
+    assert monitored(tmp_path / "run", "valid/Accuracy") == []
+    assert monitored(tmp_path / "run", "custom/AUROC") == []
+    assert monitored(tmp_path / "run", "valid/AUROC") == ["valid/AUROC"]
+    both = monitored(tmp_path / "run", "train/Iteration Speed", monitor="valid/AUROC")
+    assert both == ["train/Iteration Speed", "valid/AUROC"]

@@ -10,9 +10,7 @@ from learner.training.checkpoints.resume import set_stopping
 from learner.training.checkpoints.saving import CheckpointSaver
 from learner.training.feed.dispatches import Feeder
 from learner.training.feed.inputs import run_length
-from learner.training.files.run_outputs import Outputs
 from learner.training.member_decisions import MemberDecisions
-from learner.training.monitored_values import MonitoredValues
 from learner.training.monitors import monitored_on_host
 from learner.training.profiler import Profiler
 from learner.training.programs.executor import Runner
@@ -62,7 +60,6 @@ def build_validator(
     reporter: Reporter,
     stop: StopController,
     feeders: Mapping[str, Feeder],
-    outputs: Outputs,
 ) -> Validator:
     """Return the validator. `feeders`: the feeders of the validation splits."""
     options, restored = spec.options, spec.restored
@@ -87,10 +84,8 @@ def build_validator(
         accumulate=options.accumulate,
         early_stopping=() if spec.members else options.early_stopping,
         plateau=None if spec.members else spec.plateau,
-        monitored=MonitoredValues(
-            reporter, spec.processes, monitored_on_host(options, list(spec.inputs.valid), spec.plateau)
-        ),
-        warn=outputs.warn,
+        processes=spec.processes,
+        on_host=monitored_on_host(options, list(spec.inputs.valid), spec.plateau),
         validated_step=None if restored is None else restored.progress["validated_step"],
         members=members,
     )
