@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -161,77 +161,59 @@ def check_with_model(optimizer: Any, adapter: ModelAdapter, train: StepFn | None
     )
     resolved = with_placeholder_schedules(optimizer)
     if options.population is not None:
-        if problems := optimizer_problems(options.population, resolved, params):
+        if problems := list(optimizer_problems(options.population, resolved, params)):
             return OptimizerCheck(problems)
         resolved = options.population.members[0].optimizer(resolved)
     return check_optimizer(resolved, params, options.accumulates, own_grads)
 
 
-def problems_of_update(update: Any, optimizer: Any, train_step: Any, trainable: Any, options: Options) -> list[str]:
-    """Return the problems of `update=` with the other arguments of `build` and with the options."""
-    problems: list[str] = []
+def problems_of_update(update: Any, optimizer: Any, train_step: Any, trainable: Any, options: Options) -> Iterator[str]:
+    """Yield the problems of `update=` with the other arguments of `build` and with the options."""
     if not callable(update):
-        problems.append(
-            Problem(
-                f"update is {update!r}; it needs a function (state, batch, lr, rng) -> (state, output)",
-                code="step-update-type",
-            )
+        yield Problem(
+            f"update is {update!r}; it needs a function (state, batch, lr, rng) -> (state, output)",
+            code="step-update-type",
         )
     elif not accepts(update, *range(4)):
-        problems.append(
-            Problem(
-                f"update ({getattr(update, '__qualname__', update)}) does not take four arguments by position; it "
-                "needs (state, batch, lr, rng)",
-                code="step-update-signature",
-            )
+        yield Problem(
+            f"update ({getattr(update, '__qualname__', update)}) does not take four arguments by position; it "
+            "needs (state, batch, lr, rng)",
+            code="step-update-signature",
         )
     if optimizer is not None or train_step is not None:
-        problems.append(
-            Problem(
-                "update= replaces the train step and the optimizer; pass None as the optimizer and no train_step",
-                code="step-update-and-optimizer",
-            )
+        yield Problem(
+            "update= replaces the train step and the optimizer; pass None as the optimizer and no train_step",
+            code="step-update-and-optimizer",
         )
     if options.precision.casts:
-        problems.append(
-            Problem(
-                f"update= differentiates by itself, so precision {options.precision.description!r} cannot cast inside "
-                "it: cast there, and leave precision out (or give its matmul= alone: precision('float32', "
-                "matmul='high'))",
-                code="step-update-and-precision",
-            )
+        yield Problem(
+            f"update= differentiates by itself, so precision {options.precision.description!r} cannot cast inside "
+            "it: cast there, and leave precision out (or give its matmul= alone: precision('float32', "
+            "matmul='high'))",
+            code="step-update-and-precision",
         )
     if options.remat is not None:
-        problems.append(
-            Problem(
-                "update= differentiates by itself, so remat cannot act on it; use jax.checkpoint there",
-                code="step-update-and-remat",
-            )
+        yield Problem(
+            "update= differentiates by itself, so remat cannot act on it; use jax.checkpoint there",
+            code="step-update-and-remat",
         )
     if options.freeze or trainable is not None:
         name = "freeze" if options.freeze else "trainable="
-        problems.append(
-            Problem(
-                f"update= sets the parameters itself, so {name} has no effect; keep those parameters unchanged there",
-                code="step-update-and-freeze",
-                name=name,
-            )
+        yield Problem(
+            f"update= sets the parameters itself, so {name} has no effect; keep those parameters unchanged there",
+            code="step-update-and-freeze",
+            name=name,
         )
     if options.after_step:
-        problems.append(
-            Problem(
-                "update= makes the whole step, so after_step has no effect: change the new state there",
-                code="step-update-and-after-step",
-            )
+        yield Problem(
+            "update= makes the whole step, so after_step has no effect: change the new state there",
+            code="step-update-and-after-step",
         )
     if options.accumulates:
-        problems.append(
-            Problem(
-                "update= makes a whole step of each batch; it cannot be used with grads_accumulation",
-                code="step-update-and-accumulation",
-            )
+        yield Problem(
+            "update= makes a whole step of each batch; it cannot be used with grads_accumulation",
+            code="step-update-and-accumulation",
         )
-    return problems
 
 
 def _mask_problems(trainable: Any, model: Any) -> list[Problem]:

@@ -303,29 +303,23 @@ def _short(value: float) -> str:
 # -- unsupported features of a population ------------------------------------------------------------------------------
 
 
-def optimizer_problems(population: Population, optimizer: Any, params: Any) -> list[str]:
-    """Return the problems of the members' keyword arguments with an optimizer. Nothing is compiled."""
-    problems: list[str] = []
+def optimizer_problems(population: Population, optimizer: Any, params: Any) -> Iterator[str]:
+    """Yield the problems of the members' keyword arguments with an optimizer. Nothing is compiled."""
     for name, value in population.members[0].hyperparameters.items():
         known = keywords_of(optimizer)
         if known is not None and name not in known:
             hint = near(OTHER_NAMES.get(name, name), [SEED, LR, "size", *known])
-            problems.append(
-                Problem(
-                    f"{name_of(optimizer)} does not take {name} ({hint}). {OTHERS}",
-                    code="population-key-unknown",
-                    name=name,
-                )
+            yield Problem(
+                f"{name_of(optimizer)} does not take {name} ({hint}). {OTHERS}",
+                code="population-key-unknown",
+                name=name,
             )
         elif reason := _not_traceable(optimizer, population.members[0].hyperparameters, name, params):
-            problems.append(
-                Problem(
-                    f"{name_of(optimizer)} cannot take {name}={value!r} as a traced number: {reason}. {OTHERS}",
-                    code="population-key-not-numeric",
-                    name=name,
-                )
+            yield Problem(
+                f"{name_of(optimizer)} cannot take {name}={value!r} as a traced number: {reason}. {OTHERS}",
+                code="population-key-not-numeric",
+                name=name,
             )
-    return problems
 
 
 def keywords_of(optimizer: Any) -> list[str] | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -173,8 +173,10 @@ def _label_advice(labels: np.ndarray, classes: int, by_metrics: bool) -> str:
     return "; ".join(advice)
 
 
-def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState) -> list[str]:
-    problems: list[str] = []
+def _wrong_metrics(
+    output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState
+) -> Iterator[Problem]:
+    """Yield the problems of the metrics of a split with an output."""
     weight, known = jnp.asarray(weight_of(output, rows_of(batch)), jnp.float32), state.lr_scale
     of_step = Info(state.step, weight, known, known, **dict.fromkeys(measure.requires, known))
     # As the programs pass it: the norms are known after all micro-batches, and a validation has no learning rate.
@@ -187,26 +189,23 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
         missing = [f for f in metric.fields if _field(output, f) is None]
         if missing:
             has = ", ".join(_fields(output))
-            problems.append(
-                Problem(
-                    f"the metric {metric.name} needs {', '.join(missing)}, which {name}'s {type(output).__name__} "
-                    f"does not have; it has {has}",
-                    code="metric-missing-field",
-                    name=metric.name,
-                )
+            yield Problem(
+                f"the metric {metric.name} needs {', '.join(missing)}, which {name}'s {type(output).__name__} "
+                f"does not have; it has {has}",
+                code="metric-missing-field",
+                name=metric.name,
             )
             continue
         try:
             if problem := _field_problem(metric, output, name, rows):
-                problems.append(problem)
+                yield problem
                 continue
             info = of_step if getattr(metric, "per_step", False) else of_batch
-            problems.extend(_tried(metric, output, info, rows, states, index))
+            yield from _tried(metric, output, info, rows, states, index)
         except Exception as error:
             text = f"the metric {metric.name} cannot be computed from {name}'s output: {explained(error)}"
             code = error.code if isinstance(error, LearnerError) and error.code != "user" else "metric-fails"
-            problems.append(Problem(text, code=code, name=metric.name))
-    return problems
+            yield Problem(text, code=code, name=metric.name)
 
 
 def _field_problem(metric: Metric | CollectingMetric, output: Any, name: str, rows: int | None) -> Problem | None:
@@ -251,63 +250,54 @@ def _tried(
     rows: int | None,
     states: dict[int | None, PyTree],
     index: int | None,
-) -> list[str]:
-    """Return the problems of a metric for a batch of `rows` (None if its arrays differ in length). `states`: the states
+) -> Iterator[Problem]:
+    """Yield the problems of a metric for a batch of `rows` (None if its arrays differ in length). `states`: the states
     after this output of metrics that were tried before, by `index`.
     """
     if isinstance(metric, CollectingMetric):
-        shapes = {path: jnp.shape(leaf) for path, leaf in named_leaves(metric.collect(output)).items()}
-        return [
-            Problem(
-                f"collect of the metric {metric.name} returned {path or 'an array'} {list(shape)} for a batch of "
-                f"{rows} rows; it needs one entry for each row, [{rows}, ...]",
-                code="metric-collect-rows",
-                name=metric.name,
-            )
-            for path, shape in shapes.items()
-            if rows is not None and shape[:1] != (rows,)
-        ]
+        for path, leaf in named_leaves(metric.collect(output)).items():
+            shape = jnp.shape(leaf)
+            if rows is not None and shape[:1] != (rows,):
+                yield Problem(
+                    f"collect of the metric {metric.name} returned {path or 'an array'} {list(shape)} for a batch of "
+                    f"{rows} rows; it needs one entry for each row, [{rows}, ...]",
+                    code="metric-collect-rows",
+                    name=metric.name,
+                )
+        return
     if index not in states:
         first = jax.tree.map(jnp.asarray, metric.init())
         state = metric.update(first, None if metric.per_step else output, info)
         for method, new in (("update", state), ("merge", metric.merge(first, first))):
             if new is None and first is not None:
-                return [
-                    Problem(
-                        f"{method} of the metric {metric.name} returned nothing (None); it needs to return the new "
-                        "state",
-                        code="metric-state-changes",
-                        name=metric.name,
-                    )
-                ]
+                yield Problem(
+                    f"{method} of the metric {metric.name} returned nothing (None); it needs to return the new state",
+                    code="metric-state-changes",
+                    name=metric.name,
+                )
+                return
             if _types(new) != _types(first):
-                return [
-                    Problem(
-                        f"{method} of the metric {metric.name} changed its state from {_types(first)} to "
-                        f"{_types(new)}; they must be the same",
-                        code="metric-state-changes",
-                        name=metric.name,
-                    )
-                ]
+                yield Problem(
+                    f"{method} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; "
+                    "they must be the same",
+                    code="metric-state-changes",
+                    name=metric.name,
+                )
+                return
         states[index] = state
     value = metric.compute(states[index])
     if value is None:
-        return [
-            Problem(
-                f"compute of the metric {metric.name} returned nothing (None); it needs to return the value",
-                code="metric-value-shape",
-                name=metric.name,
-            )
-        ]
-    if metric.numeric and jnp.shape(value) != ():
-        return [
-            Problem(
-                f"the metric {metric.name} gives {list(jnp.shape(value))} numbers; one that is numeric gives a scalar",
-                code="metric-value-shape",
-                name=metric.name,
-            )
-        ]
-    return []
+        yield Problem(
+            f"compute of the metric {metric.name} returned nothing (None); it needs to return the value",
+            code="metric-value-shape",
+            name=metric.name,
+        )
+    elif metric.numeric and jnp.shape(value) != ():
+        yield Problem(
+            f"the metric {metric.name} gives {list(jnp.shape(value))} numbers; one that is numeric gives a scalar",
+            code="metric-value-shape",
+            name=metric.name,
+        )
 
 
 def _types(tree: PyTree) -> list[str]:

@@ -1,7 +1,7 @@
 """Checks that the steps of one member can be mapped over the members of a population, before anything is compiled."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,29 +27,25 @@ from learner.util.trees import is_key, named_leaves
 MEMBERS = 2  # of the traced population; any number will do
 
 
-def population_problems(step: StepFunctions, state: TrainState, inputs: Inputs) -> list[str]:
-    """Return the problems of the traced steps of one member with a population.
+def population_problems(step: StepFunctions, state: TrainState, inputs: Inputs) -> Iterator[str]:
+    """Yield the problems of the traced steps of one member with a population.
 
     Args:
       step: the definition of the steps.
       state: the shapes of the state of a member.
       inputs: the data, with the traced steps.
     """
-    problems: list[str] = []
     for split, program in inputs.programs.items():
         if program.effects:
             effects = ", ".join(sorted(map(str, program.effects)))
-            problems.append(
-                Problem(
-                    f"the {_kind(split)} step has effects on the host ({effects}), as jax.debug.print and io_callback "
-                    "have them, and members of a population cannot have them one after another: leave them out",
-                    code="population-step-effects",
-                    split=split,
-                )
+            yield Problem(
+                f"the {_kind(split)} step has effects on the host ({effects}), as jax.debug.print and io_callback "
+                "have them, and members of a population cannot have them one after another: leave them out",
+                code="population-step-effects",
+                split=split,
             )
         elif reason := _not_mappable(program, state):
-            problems.append(_explain(step, state, inputs, split, reason))
-    return problems
+            yield _explain(step, state, inputs, split, reason)
 
 
 def shared_key_warnings(step: StepFunctions, state: TrainState) -> list[str]:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -537,23 +537,17 @@ def check_predict(step: StepFunctions, state: TrainState, batch: PyTree) -> list
     return _warnings_of_draws(name, step, step.predict, program, host_generators, state)
 
 
-def _own_grads_problems(step: StepFunctions) -> list[str]:
-    """Return the options that require gradients computed by the learner."""
+def _own_grads_problems(step: StepFunctions) -> Iterator[str]:
+    """Yield the options that require gradients computed by the learner."""
     computes = "but train_step computes its own gradients (TrainOutput)"
-    problems: list[str] = []
     if step.policy.scaling is not None:
-        problems.append(
-            Problem(
-                f"precision {step.policy.description!r} scales the loss before it is differentiated, {computes}: "
-                "return an output with a loss, or use precision('bfloat16')",
-                code="step-own-gradients-and-loss-scale",
-            )
+        yield Problem(
+            f"precision {step.policy.description!r} scales the loss before it is differentiated, {computes}: "
+            "return an output with a loss, or use precision('bfloat16')",
+            code="step-own-gradients-and-loss-scale",
         )
     if step.remat is not None:
-        problems.append(
-            Problem(
-                f"remat is set, {computes}: use jax.checkpoint in it, or return an output with a loss",
-                code="step-own-gradients-and-remat",
-            )
+        yield Problem(
+            f"remat is set, {computes}: use jax.checkpoint in it, or return an output with a loss",
+            code="step-own-gradients-and-remat",
         )
-    return problems
