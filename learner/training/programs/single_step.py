@@ -75,7 +75,7 @@ class SingleStepRunner:
         return self._valid_single(state, batch)  # type: ignore[no-any-return]
 
     def _is_loop(self, kind: str, arguments: tuple[Any, ...]) -> bool:
-        """Return True if `fit` would dispatch such steps in a loop; see `decide_dispatch`."""
+        """Return True if `fit` would dispatch such steps in a loop; see `build_feeder`."""
         if kind not in self._loops:
             step_bytes = bytes_of(arguments[1]) * (self.step.accumulate if kind == "train" else 1)
             loop = steps_for(step_bytes) > 1

@@ -31,22 +31,6 @@ PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class DispatchPlan:
-    """The plan for dispatching steps. It depends on the program, the size of the data and the platform, never on a
-    clock. The option `steps_per_dispatch` limits a dispatch; the choice of the program does not depend on it.
-
-    Attributes:
-      buffer: the largest number of steps in a dispatch.
-      loop: True if the steps of a dispatch run in one compiled loop.
-      why: the reason, for the log.
-    """
-
-    buffer: int
-    loop: bool
-    why: str
-
-
-@dataclasses.dataclass(frozen=True)
 class StepLimit:
     """The limit of the steps in the next training dispatch. The feeder's thread calls it while it prepares data.
 
@@ -75,15 +59,19 @@ class StepLimit:
         return max(1, min([most, *due]))
 
 
-def feeder_for(
+def build_feeder(
     runner: Runner,
     inputs: Inputs,
     split: str,
     options: Options,
-    warn: Callable[[str], None],
+    warn: Callable[[str], None] = lambda text: None,
     limit: Callable[[int], int] | None = None,
-) -> tuple[Feeder, DispatchGrouping]:
-    """Return a feeder of a split for steps in a loop, with its grouping. `decide_dispatch` decides if there is a loop.
+) -> tuple[Feeder, str]:
+    """Return the feeder of a split, and a text about its dispatches for the log. This traces the programs.
+
+    The choice of one compiled loop for the steps of a dispatch depends on the program, the size of the data and the
+    platform, never on a clock. Nor does it depend on `steps_per_dispatch`, as steps without a loop are other programs,
+    with other last bits.
 
     `limit` returns the maximum number of steps in the next dispatch; by default the capacity of the buffer.
     """
@@ -94,45 +82,25 @@ def feeder_for(
     resident = strategy.resident and source.has_rows
     # If rows are collected, each step of a dispatch needs space for them, even if its batches need none.
     fit = MAX_RESIDENT_STEPS if resident and not collects else steps_for(bytes_of(first) * size)
-    # The option must not decide if there is a loop: steps without one are other programs, with other last bits.
-    buffer = max(fit, options.steps_per_dispatch or 0) if fit > 1 else 1
-    plan = DispatchGrouping(size, buffer, True, limit or (lambda step: buffer), options.steps_per_dispatch)
+    most = options.steps_per_dispatch
+    buffer = max(fit, most or 0) if fit > 1 else 1
+    grouping = DispatchGrouping(size, buffer, True, limit or (lambda step: buffer), most)
     lane_seeds = None
     if split == "train" and has_own_data(options):
         members = options.population.members
         lane_seeds = lambda: [members[lane].seed for lane in runner.lanes or ()]  # noqa: E731
     changes = split == "train" and bool(options.on_epoch_end)
-    return Feeder(source, strategy, plan, first, warn, lane_seeds, changes), plan
-
-
-def build_feeder(
-    runner: Runner,
-    inputs: Inputs,
-    split: str,
-    options: Options,
-    warn: Callable[[str], None] = lambda text: None,
-    limit: Callable[[int], int] | None = None,
-) -> tuple[Feeder, DispatchPlan]:
-    """Return the feeder of a split and its dispatch plan. This traces the programs."""
-    feeder, grouping = feeder_for(runner, inputs, split, options, warn, limit)
-    decided = decide_dispatch(runner, feeder, grouping, options, "train" if split == "train" else "valid")
-    return (feeder if decided.loop else feeder.without_loop()), decided
-
-
-def decide_dispatch(
-    runner: Runner, feeder: Feeder, plan: DispatchGrouping, options: Options, kind: str
-) -> DispatchPlan:
-    """Return the dispatch plan of a split, by its traced program: on a CPU, XLA runs a convolution in a loop about 60
-    times slower than outside of one.
-    """
-    data = "the data lives on the device" if feeder.resident else "the data streams"
-    if plan.buffer < 2:
-        return DispatchPlan(1, False, f"the batches of two steps are larger than 64 MiB; {data}")
-    if runner.strategy.platform == "cpu" and has_convolution(runner.traced(kind, feeder.example())):
-        return DispatchPlan(plan.buffer, False, f"it has a convolution, which is slow in a loop on a CPU; {data}")
-    if options.steps_per_dispatch is not None:
-        return DispatchPlan(options.steps_per_dispatch, True, f"as set; {data}")
-    return DispatchPlan(plan.buffer, True, data)
+    feeder = Feeder(source, strategy, grouping, first, warn, lane_seeds, changes)
+    data = "the data lives on the device" if resident else "the data streams"
+    if buffer == 1:
+        why = "the batches of two steps are larger than 64 MiB"
+    elif strategy.platform == "cpu" and has_convolution(
+        runner.traced("train" if split == "train" else "valid", feeder.example())
+    ):
+        why = "it has a convolution, which is slow in a loop on a CPU"  # 60 times slower than outside of one
+    else:
+        return feeder, f"up to {most or buffer} steps in one loop ({'' if most is None else 'as set; '}{data})"
+    return feeder.without_loop(), f"step by step, without a loop ({why}; {data})"
 
 
 def in_flight_limit(strategy: Strategy) -> InFlightLimiter:

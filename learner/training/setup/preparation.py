@@ -159,12 +159,11 @@ def build_feeders(
         name = ("train_step" if plan.step.update is None else "update=") if split == "train" else "valid_step"
         # The preflight has traced the steps, but not their gradients.
         with Tracing(name, split, lambda split=split: inputs.first_batches[split]):  # type: ignore[misc]
-            feeder, decided = build_feeder(runner, inputs, split, options, messages.warn, limit)
+            feeder, text = build_feeder(runner, inputs, split, options, messages.warn, limit)
         if consensus is not None:
             feeder.compare_reads(plan.processes, consensus.records)
-        needs.steps[split] = feeder.buffer if decided.loop and not feeder.resident else 1
-        steps = f"up to {decided.buffer} steps in one loop" if decided.loop else "step by step, without a loop"
-        messages.info(f"dispatch of {split}: {steps} ({decided.why})")
+        needs.steps[split] = feeder.buffer if feeder.loop and not feeder.resident else 1
+        messages.info(f"dispatch of {split}: {text}")
         if split != "train" and options.valid_batches is not None:
             rows = f"of rows drawn with seed {options.seed}" if options.valid_shuffle else "the first ones"
             messages.info(f"each validation of {split} reads at most {options.valid_batches} batches, {rows}")

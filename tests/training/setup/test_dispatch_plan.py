@@ -19,7 +19,7 @@ from learner.strategies import SingleDevice
 from learner.training.feed import group as feed_module
 from learner.training.feed.inputs import read_inputs
 from learner.training.monitors import monitor_of
-from learner.training.setup.dispatch_plan import decide_dispatch, feeder_for, make_runner
+from learner.training.setup.dispatch_plan import build_feeder, make_runner
 from learner.training.setup.startup import check_recordable, describe
 from tests.support.codes import raises_code
 
@@ -77,7 +77,7 @@ def stream(rows=10):
 
 
 def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), split="train"):
-    """Return the dispatch plan of a split and its decision."""
+    """Return the feeder of a split, and the text about its dispatches."""
     builder = LearnerBuilder("unused").grads_accumulation(accumulate).metrics(*metrics)
     if k is not None:
         builder.steps_per_dispatch(k)
@@ -85,8 +85,7 @@ def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), 
     strategy = strategy or SingleDevice()
     inputs = read_inputs(learner.definition.options, data, stream(), strategy)
     runner = make_runner(learner.definition.step, learner.init(), strategy)
-    feeder, plan = feeder_for(runner, inputs, split, learner.definition.options, pytest.fail)
-    return plan, decide_dispatch(runner, feeder, plan, learner.definition.options, split)
+    return build_feeder(runner, inputs, split, learner.definition.options, pytest.fail)
 
 
 # -- dispatch plans ----------------------------------------------------------------------------------------------------
@@ -103,18 +102,19 @@ def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), 
     ],
 )
 def test_small_steps_run_in_a_loop(make, options, buffer, why):
-    plan, how = decided(make(), **options)
-    assert (how.loop, how.buffer, how.why) == (True, buffer, why)
-    assert (plan.accumulate, plan.buffer, plan.limit(0)) == (options.get("accumulate", 1), buffer, buffer)
+    feeder, text = decided(make(), **options)
+    assert (feeder.loop, text) == (True, f"up to {buffer} steps in one loop ({why})")
+    grouping = feeder._grouping
+    assert (grouping.accumulate, grouping.buffer, grouping.limit(0)) == (options.get("accumulate", 1), buffer, buffer)
 
 
 @pytest.mark.parametrize(("make", "where"), [(resident, "lives on the device"), (stream, "streams")])
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_a_convolution_on_a_cpu_runs_step_by_step(make, where, split):
-    _, how = decided(make(), convolution, split=split)
-    assert how.loop is False
-    assert how.why.startswith("it has a convolution, which is slow in a loop on a CPU; the data ")
-    assert split == "valid" or where in how.why
+    feeder, text = decided(make(), convolution, split=split)
+    assert feeder.loop is False
+    assert "without a loop (it has a convolution, which is slow in a loop on a CPU; the data " in text
+    assert split == "valid" or where in text
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -124,30 +124,30 @@ def test_a_convolution_is_found_at_any_depth(name):
     def step(model, batch):
         return RegressionOutput.from_predictions(function(batch["x"], model["w"]), batch["x"])
 
-    assert decided(resident(), step)[1].loop is False
+    assert decided(resident(), step)[0].loop is False
 
 
 def test_on_other_devices_a_convolution_loops():
-    assert decided(resident(), convolution, Elsewhere())[1].loop is True
+    assert decided(resident(), convolution, Elsewhere())[0].loop is True
 
 
 @pytest.mark.parametrize("k", [1, 2, 1000])
 @pytest.mark.parametrize("make", [resident, stream])
 def test_steps_per_dispatch_limits_a_dispatch(make, k):
-    plan, how = decided(make(), k=k)
-    assert (how.loop, how.buffer, plan.most) == (True, k, k)
-    assert plan.buffer >= k
-    assert how.why.startswith("as set; ")
+    feeder, text = decided(make(), k=k)
+    assert (feeder.loop, feeder._grouping.most) == (True, k)
+    assert feeder.buffer >= k
+    assert text.startswith(f"up to {k} steps in one loop (as set; ")
 
 
 @pytest.mark.parametrize("k", [None, 1, 5])
 def test_steps_per_dispatch_does_not_change_the_program(k, monkeypatch):
     """A loop rounds differently from a single step."""
-    assert decided(resident(), convolution, k=k)[1].loop is False
-    assert decided(resident(), convolution, Elsewhere(), k=k)[1].loop is True
+    assert decided(resident(), convolution, k=k)[0].loop is False
+    assert decided(resident(), convolution, Elsewhere(), k=k)[0].loop is True
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 1)
-    assert decided(stream(), k=k)[1].loop is False
-    assert decided(resident(), k=k)[1].loop is True
+    assert decided(stream(), k=k)[0].loop is False
+    assert decided(resident(), k=k)[0].loop is True
 
 
 STEP = 4 * 3 * 4  # bytes per batch
@@ -167,14 +167,14 @@ def test_a_stream_without_room_for_two_steps_has_no_loop(monkeypatch, room, accu
     """The limit of 64 MiB is reduced."""
     assert feed_module.BUFFER_BYTES == 64 * 2**20
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", room)
-    _, how = decided(stream(), accumulate=accumulate)
-    assert (how.loop, how.buffer) == expected
-    assert ("larger than 64 MiB" in how.why) is not expected[0]
+    feeder, text = decided(stream(), accumulate=accumulate)
+    assert (feeder.loop, feeder.buffer) == expected
+    assert ("larger than 64 MiB" in text) is not expected[0]
 
 
 def test_resident_data_needs_no_buffer(monkeypatch):
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 1)
-    assert decided(resident())[1].loop is True
+    assert decided(resident())[0].loop is True
 
 
 def test_the_traced_program_is_not_traced_again():
@@ -190,8 +190,7 @@ def test_the_traced_program_is_not_traced_again():
     inputs = read_inputs(learner.definition.options, resident(8), None, SingleDevice())
     strategy = SingleDevice()
     runner = make_runner(learner.definition.step, learner.init(), strategy)
-    feeder, plan = feeder_for(runner, inputs, "train", learner.definition.options, pytest.fail)
-    decide_dispatch(runner, feeder, plan, learner.definition.options, "train")
+    feeder, _ = build_feeder(runner, inputs, "train", learner.definition.options, pytest.fail)
     seen = len(traces)
     dispatches = feeder.open(1, 0, 0, 1)
     runner.train(runner.start("train"), next(dispatches))
