@@ -123,14 +123,11 @@ class _TrainTrace:
 
     Attributes:
       name: the name of the function, in messages.
-      problems: the problems of the step; each trace adds its own.
-      own_grads: True if the step computes its own gradients.
-      is_unchanged: True if `update=` has returned its parameters unchanged.
+      problems, assigned: see `TracedTrainStep`; each trace adds its own.
+      own_grads, is_unchanged, loses_state, moving: see `TracedTrainStep`.
       replaces: True if a step has replaced parameters of its model.
-      assigned: the names of attributes that a step assigned.
       unfrozen: the names of frozen parameters that a step assigned, perhaps unchanged, as `nnx.remat` does.
       lost: the names of items of containers that a step assigned, perhaps unchanged.
-      loses_state: True if a step has returned no model, and its model has an Equinox `State`.
       losses: the positions of the loss among the outputs of the last trace; empty if there is none.
       logits: the positions of the logits.
     """
@@ -274,20 +271,20 @@ def trace_train(step: StepFunctions, state: TrainState, batch: PyTree, raw: Sequ
         own_grads,
         program,
         written,
-        is_constant,
-        trace.is_unchanged,
-        list(dict.fromkeys(trace.assigned)),
-        [] if problems else unfrozen,
-        host_generators,
-        broadcast,
-        activation,
-        has_constant_key and _draws_follow_rows(trace, state, batch),
-        loses_state,
-        switched,
-        step.unfrozen,
-        rounded,
-        lost,
-        trace.moving,
+        is_constant=is_constant,
+        is_unchanged=trace.is_unchanged,
+        assigned=list(dict.fromkeys(trace.assigned)),
+        unfrozen=[] if problems else unfrozen,
+        host_generators=host_generators,
+        broadcast=broadcast,
+        activation=activation,
+        has_constant_key=has_constant_key and _draws_follow_rows(trace, state, batch),
+        loses_state=loses_state,
+        switched=switched,
+        uncast=step.unfrozen,
+        rounded=rounded,
+        lost=lost,
+        moving=trace.moving,
     )
 
 
