@@ -11,6 +11,7 @@ from learner.steps.step import StepFunctions
 from learner.strategies.base import Strategy
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs
+from learner.training.monitors import monitor_of
 from learner.training.options import Options
 
 
@@ -60,6 +61,11 @@ class RunPlan:
     def plateau(self) -> ReduceOnPlateau | None:
         """The scheduler that lowers the learning rate after validations, or None."""
         return self.definition.optimizer.plateau
+
+    @property
+    def monitor(self) -> tuple[str, bool]:
+        """The key of the metric that selects the best checkpoint, and True if higher is better."""
+        return monitor_of(self.options, list(self.inputs.valid))
 
     @property
     def strategy(self) -> Strategy:

@@ -12,7 +12,6 @@ from learner.runs.log_cutting import refuse_changed
 from learner.training.checkpoints.resume import allowed, changes_since, unused_states
 from learner.training.files.run_directory import open_store
 from learner.training.files.run_outputs import Outputs
-from learner.training.monitors import monitor_of
 from learner.training.options import Options
 from learner.training.progress.restore import Restored
 from learner.training.spec import RunSpec
@@ -30,8 +29,7 @@ def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitSt
     options, restored, log = spec.options, spec.restored, outputs.log
     store = None
     if options.checkpoints is not None:
-        _, higher_is_better = monitor_of(options, list(spec.inputs.valid))
-        store = open_store(options, higher_is_better, spec.processes)
+        store = open_store(options, spec.monitor[1], spec.processes)
         threads.callback(store.close)
     if restored is not None:
         is_reproducible = spec.inputs.source("train").is_reproducible()

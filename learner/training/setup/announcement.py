@@ -24,7 +24,6 @@ from learner.training.checks.population_checks import state_bytes
 from learner.training.feed.inputs import run_length
 from learner.training.files.run_metadata import run_metadata
 from learner.training.files.run_outputs import Outputs
-from learner.training.monitors import monitor_of
 from learner.training.options import Options
 from learner.training.population import LR, SEED, Member
 from learner.training.reporting.delivery import finite_value
@@ -105,7 +104,7 @@ def _announce(run: Run, spec: RunSpec, parameters: int, options: Options, member
             step,
             resumed,
             history={key: tuple(history.points(key)) for key in history},
-            monitor=monitor_of(options, list(spec.inputs.valid))[0],
+            monitor=spec.monitor[0],
             shown=options.shown,
             **metadata,
         ),
@@ -231,7 +230,7 @@ def announce_end(run: Run, spec: RunSpec, outputs: Outputs) -> None:
 
 def best_text(run: Run, spec: RunSpec) -> str | None:
     """Return the line about the best member of a population by the monitored metric, or None if none is finite."""
-    monitor, higher = monitor_of(run.options, list(spec.inputs.valid))
+    monitor, higher = spec.monitor
     points = [(run.reporter.history_of(m.index).best(monitor, higher), m) for m in spec.members]
     numbers = [(float(p.value), p.epoch, m) for p, m in points if p is not None and math.isfinite(float(p.value))]
     if not numbers:
@@ -299,7 +298,7 @@ def _checkpoints(
 
 def _best_of_member(run: Run, spec: RunSpec, member: int, steps: Collection[int]) -> int | None:
     """Return the one of the steps at which a member of a population was best, or None if it has no value there."""
-    monitor, higher = monitor_of(run.options, list(spec.inputs.valid))
+    monitor, higher = spec.monitor
     history = run.reporter.history_of(member)
     points = history.points(monitor) if monitor in history else ()
     values = {p.step: value for p in points if p.step in steps and (value := finite_value(p)) is not None}

@@ -4,7 +4,6 @@ some while others are traced, and the first step while the model is made.
 
 import contextlib
 import dataclasses
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -30,16 +29,16 @@ class EarlyMessages:
     """Messages for the log and the listeners of a run, stored until these are open."""
 
     def __init__(self) -> None:
-        self._early: list[tuple[int, str]] = []
+        self._early: list[tuple[Callable[[Outputs, str], None], str]] = []
         self._outputs: Outputs | None = None
 
     def info(self, text: str) -> None:
         """Write a line to the log."""
-        self._write(logging.INFO, text)
+        self._write(Outputs.info, text)
 
     def warn(self, text: str) -> None:
         """Write a warning to the log, and send it to the listeners. Any thread may call it."""
-        self._write(logging.WARNING, text)
+        self._write(Outputs.warn, text)
 
     def report_compilation(self, number: int, total: int) -> None:
         """Notify the listeners of the program about to be compiled; see `Outputs.report_compilation`."""
@@ -50,16 +49,14 @@ class EarlyMessages:
         """Write all messages so far, and from now on each one immediately."""
         # No other thread has a message before the run is open, so none can come between these lines.
         self._outputs = outputs
-        for level, text in self._early:
-            self._write(level, text)
+        for write, text in self._early:
+            write(outputs, text)
 
-    def _write(self, level: int, text: str) -> None:
+    def _write(self, write: Callable[[Outputs, str], None], text: str) -> None:
         if self._outputs is None:
-            self._early.append((level, text))
-        elif level == logging.WARNING:
-            self._outputs.warn(text)
+            self._early.append((write, text))
         else:
-            self._outputs.info(text)
+            write(self._outputs, text)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,6 @@ from learner.training.checkpoints.restored_parts import reporter_values
 from learner.training.checkpoints.saving import CheckpointSaver
 from learner.training.feed.group import bytes_of
 from learner.training.files.run_outputs import Outputs, closing
-from learner.training.monitors import monitor_of
 from learner.training.population import Member
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import MemoryFootprint, explain_oom
@@ -114,7 +113,7 @@ def build_saver(
 ) -> CheckpointSaver:
     """Return the saver, and start its thread."""
     restored = spec.restored
-    monitor, higher_is_better = monitor_of(spec.options, list(spec.inputs.valid))
+    monitor, higher_is_better = spec.monitor
     return CheckpointSaver(
         store,
         saves,
@@ -139,7 +138,7 @@ def best_snapshot(spec: RunSpec, store: CheckpointStore) -> BestSnapshot | None:
     options, restored = spec.options, spec.restored
     if options.checkpoints is None or options.checkpoints.keep_best == 0:
         return None
-    monitor, higher_is_better = monitor_of(options, list(spec.inputs.valid))
+    monitor, higher_is_better = spec.monitor
     # A checkpoint that was saved at a stop is removed later, so it cannot represent its epoch.
     stopped = None
     if restored is not None and restored.progress["at_stop"]:
