@@ -150,23 +150,24 @@ class RunWriter:
             `{"train": {"Loss": 0.5}, "valid": {"Loss": 0.6}}`.
 
         Raises:
-          LearnerError: there is no such split, a value is neither a number nor a text, or the step is negative or
-            2**53 or more.
+          LearnerError: there is no such split, a value is neither a number nor a text, or the step is not a number from
+            0 to below 2**53.
         """
-        if not 0 <= int(step) < LARGEST:  # readers would take the line for a damaged one
+        if not 0 <= _number("step", step) < LARGEST:  # readers would take the line for a damaged one
             raise LearnerError(
                 f"the step is {step}; it needs a number from 0 to below {LARGEST}", code="run-step-value"
             )
+        step = int(step)
         plain = {
             _split(split): {name: v if isinstance(v, str) else _number(name, v) for name, v in named.items()}
             for split, named in values.items()
         }
         for split, named in plain.items():
             self._files.close_split(split, self._epoch, named, at_step=None)
-            self._history.record(split, self._epoch, int(step), named)
+            self._history.record(split, self._epoch, step, named)
         by_key = {f"{split}/{name}": value for split, named in plain.items() for name, value in named.items()}
-        self._files.journal("epoch", epoch=self._epoch, step=int(step), values=by_key)
-        self._epoch, self._step = self._epoch + 1, int(step)
+        self._files.journal("epoch", epoch=self._epoch, step=step, values=by_key)
+        self._epoch, self._step = self._epoch + 1, step
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
