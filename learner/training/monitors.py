@@ -32,11 +32,6 @@ def monitored_keys(options: Options, valid_splits: list[str], plateau: ReduceOnP
     return {*(monitor.monitor for monitor in monitors), *best}
 
 
-def monitored_numbers(options: Options, plateau: ReduceOnPlateau | None) -> list[str]:
-    """Return the keys of the numbers of hooks on which a decision depends."""
-    return sorted(key for key in monitored_keys(options, [], plateau) if key.startswith(NUMBERS))
-
-
 def monitored_on_host(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
     """Return the keys of the monitored metrics that each process computes on its host."""
     metrics = [(split, metric) for split in ("train", *valid_splits) for metric in options.metrics_of(split)]

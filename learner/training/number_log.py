@@ -20,12 +20,12 @@ class NumberLog(ThreadOwned):
       reporter: writes the numbers.
       validator: applies early stopping and the plateau scheduler to them.
       processes: the processes of the run. Each calls the hooks; if a number is monitored, those of process 0 count.
-      monitored: the keys of the numbers on which a decision depends.
+      monitored: the names of the numbers on which a decision depends.
     """
 
     def __init__(self, reporter: Reporter, validator: Validator, processes: ProcessGroup, monitored: Sequence[str]):
         self._reporter, self._validator, self._processes = reporter, validator, processes
-        self._monitored = [key.removeprefix(NUMBERS) for key in monitored]
+        self._monitored = monitored
         self._names: set[str] = set()
         self._has_warned = False
         self.claim()

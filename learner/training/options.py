@@ -11,6 +11,7 @@ from learner.checkpoint.retention import CheckpointOptions
 from learner.events import Listener, MetricInfo
 from learner.metrics.base import HostMetric, MetricBase
 from learner.metrics.losses import Loss
+from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.batch_transforms import BatchTransform
 from learner.steps.finite import RAISES, NonFinitePolicy
 from learner.steps.model_transforms import ModelTransform
@@ -192,15 +193,18 @@ class Options:
         metrics = self.train_metrics if split == "train" else self.valid_metrics
         return [copy.deepcopy(m) if isinstance(m, HostMetric) else m for m in metrics]
 
-    def metric_infos(self, splits: list[str]) -> tuple[MetricInfo, ...]:
-        """Return a description of every metric of these splits, and of every monitored number of a hook."""
+    def metric_infos(self, splits: list[str], plateau: ReduceOnPlateau | None = None) -> tuple[MetricInfo, ...]:
+        """Return a description of every metric of these splits, and of every monitored number of a hook. `plateau`: the
+        scheduler of the learning rate that monitors one, too.
+        """
         metrics = [(split, metric) for split in splits for metric in self.metrics_of(split)]
         infos = [MetricInfo(split, m.name, m.unit, m.higher_is_better, m.numeric) for split, m in metrics]
-        return *infos, *self.monitored_numbers()
+        return *infos, *self.monitored_numbers(plateau)
 
-    def monitored_numbers(self) -> list[MetricInfo]:
-        """Return a description of every number of a hook that early stopping or the checkpointer monitors."""
-        monitors = [(stopping.monitor.monitor, stopping.monitor.mode) for stopping in self.early_stopping]
+    def monitored_numbers(self, plateau: ReduceOnPlateau | None) -> list[MetricInfo]:
+        """Return a description of every number of a hook that early stopping, a plateau or checkpoints monitor."""
+        own = [stopping.monitor for stopping in self.early_stopping] + ([] if plateau is None else [plateau.monitor])
+        monitors = [(monitor.monitor, monitor.mode) for monitor in own]
         if self.checkpoints is not None and self.checkpoints.monitor is not None:
             monitors.append((self.checkpoints.monitor, self.checkpoints.mode))
         modes: dict[str, str | None] = {}

@@ -12,7 +12,6 @@ from learner.training.checkpoints.resume import data_of
 from learner.training.checkpoints.rewind import open_checkpoints
 from learner.training.checks.row_relations import warnings_of_parts
 from learner.training.files.run_outputs import Outputs, open_outputs
-from learner.training.monitors import monitored_numbers
 from learner.training.number_log import NumberLog
 from learner.training.programs.compilation import CompileTimes
 from learner.training.progress.position import Position
@@ -119,7 +118,9 @@ def _setup(
         saver=saver,
         stop=stop,
         validator=validator,
-        numbers=NumberLog(reporter, validator, processes, monitored_numbers(options, spec.plateau)),
+        numbers=NumberLog(
+            reporter, validator, processes, [info.name for info in options.monitored_numbers(spec.plateau)]
+        ),
         timer=timer,
         profiler=build_profiler(spec, timer, reporter),
     )

@@ -82,8 +82,9 @@ def test_the_learning_rate_follows_a_number_of_a_hook(tmp_path):
     plateau = ReduceOnPlateau(0.04, "custom/Score", mode="min", factor=0.5, patience=1)
     builder = quiet(tmp_path / "run").num_epochs(6).metric_train(LearningRate()).on_epoch_end(score)
     learner = builder.build(line(), optax.sgd, plateau, train_step=line_step)
-    rates = learner.fit(batches()).history["train/Learning Rate"]
-    assert rates == pytest.approx([0.04, 0.04, 0.04, 0.04, 0.02, 0.02])
+    result = learner.fit(batches())
+    assert result.history["train/Learning Rate"] == pytest.approx([0.04, 0.04, 0.04, 0.04, 0.02, 0.02])
+    assert result.summary["metrics"]["custom/Score"]["best"] == {"epoch": 5, "step": 5 * STEPS, "value": 1.9}
 
 
 @pytest.mark.full
@@ -145,7 +146,7 @@ def test_processes_decide_by_the_numbers_of_the_first():
 
     reporter = types.SimpleNamespace(put=logged.append)
     validator = types.SimpleNamespace(apply_numbers=lambda numbers, step: applied.append((numbers, step)))
-    log = NumberLog(reporter, validator, Second(), ["custom/Score"])
+    log = NumberLog(reporter, validator, Second(), ["Score"])
     for numbers in ({"Score": np.float32(0.75), "Other": 1}, {}):
         log.log(numbers, Position(epoch=2, step=7), None)
     assert asked == [{"Score": 0.75, "Other": 1.0}, {}]
