@@ -30,17 +30,17 @@ from learner.checkpoint.save_queue import SaveQueue, SaveRequest
 from learner.checkpoint.saver import Saver
 from learner.checkpoint.store import CheckpointStore
 from learner.distributed.consensus import Consensus
-from learner.distributed.process_group import ProcessGroup
 from learner.steps.train_state import TrainState
 from learner.training.checkpoints.checkpoint_writer import CheckpointWriter
 from learner.training.checkpoints.save_decisions import SaveDecisions
-from learner.training.options import NUMBERS, Options
+from learner.training.options import NUMBERS
 from learner.training.programs.executor import Runner
 from learner.training.progress.position import Position
 from learner.training.progress.snapshot import SaveAnswer, SnapshotComposer, StateCopy
 from learner.training.reporting.messages import Callback, Query
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import TimeBreakdown
+from learner.training.spec import RunSpec
 from learner.training.validation import Validator
 from learner.util.ownership import ThreadOwned
 from learner.util.user_warnings import LearnerWarning
@@ -51,49 +51,40 @@ class CheckpointSaver(ThreadOwned):
     reporter's and the saver's, see `SaveDecisions` and `CheckpointWriter`.
 
     Args:
+      spec: the plan and the start of the run.
       store: the store to write checkpoints to.
       queue: the queue of saves.
       reporter: has the history and the log offsets.
-      options: the options of the builder.
       runner: rebuilds states.
       spent: the loop's seconds on anything but steps.
-      hosts: the processes of the run.
       consensus: the consensus of several processes, or None.
       best: holds the best epoch until it is saved; None if only due checkpoints can be the best.
-      monitor: the key of the metric that selects the best.
-      higher_is_better: its direction.
-      fingerprint: the fingerprint of the run; see `learner.training.checks.fingerprints`.
-      last_saved: the position of the newest checkpoint, or None.
-      each_data: True if each process has training data of its own.
 
     Attributes:
-      store: see above.
-      best: see above.
+      store, best: see above.
     """
 
     def __init__(
         self,
+        spec: RunSpec,
         store: CheckpointStore,
         queue: SaveQueue,
         reporter: Reporter,
-        options: Options,
         runner: Runner,
         spent: TimeBreakdown,
-        hosts: ProcessGroup,
         consensus: Consensus | None,
         best: BestSnapshot | None,
-        *,
-        monitor: str,
-        higher_is_better: bool,
-        fingerprint: Mapping[str, Any],
-        last_saved: Position | None,
-        each_data: bool = False,
     ):
+        options, restored = spec.options, spec.restored
         self.store, self.best = store, best
         self._reporter, self._options, self._spent = reporter, options, spent
-        self._hosts, self._consensus, self._monitor, self._each_data = hosts, consensus, monitor, each_data
-        self._last_saved, self._saved_at = last_saved, time.monotonic()
-        composer = SnapshotComposer(monitor, higher_is_better, fingerprint, options.config_kept)
+        self._hosts, self._consensus = spec.processes, consensus
+        self._each_data = spec.processes.count > 1 and spec.inputs.source("train").own
+        # A checkpoint that was saved at a stop is saved again if the run now ends there.
+        self._last_saved = None if restored is None or restored.progress["at_stop"] else restored.position
+        self._saved_at = time.monotonic()
+        self._monitor, higher_is_better = spec.monitor
+        composer = SnapshotComposer(self._monitor, higher_is_better, spec.fingerprint, options.config_kept)
         self._decisions = SaveDecisions(reporter, best, composer, runner.strategy.platform)
         self._writer = writer = CheckpointWriter(store, best, reporter, options, runner, composer)
         # Before the start of the saver's thread, which calls it.

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from learner.checkpoint.best import BestSnapshot
-from learner.checkpoint.save_queue import SaveQueue
 from learner.checkpoint.store import CheckpointStore
 from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup
@@ -44,8 +43,7 @@ def start_threads(
     reporter = build_reporter(spec, runner, timer, outputs)
     saver = None
     if store is not None:
-        saver = build_saver(spec, store, outputs.saves, best, runner, timer, reporter, consensus)
-    if saver is not None:
+        saver = CheckpointSaver(spec, store, outputs.saves, reporter, runner, timer.spent, consensus, best)
         threads.push(closing(saver.close))
         threads.push(_saving_best(spec.processes, saver.submit_best))  # if the reporter could not
     # Exited once the reporter is closed: only then is it final whether an earlier failure explains the error.
@@ -99,38 +97,6 @@ def member_values(spec: RunSpec, runner: Runner, outputs: Outputs) -> list[RunVa
 
 def _warn_of(outputs: Outputs, member: Member, text: str) -> None:
     outputs.warn(f"{member.name}: {text}")
-
-
-def build_saver(
-    spec: RunSpec,
-    store: CheckpointStore,
-    saves: SaveQueue,
-    best: BestSnapshot | None,
-    runner: Runner,
-    timer: StepTimer,
-    reporter: Reporter,
-    consensus: Consensus | None,
-) -> CheckpointSaver:
-    """Return the saver, and start its thread."""
-    restored = spec.restored
-    monitor, higher_is_better = spec.monitor
-    return CheckpointSaver(
-        store,
-        saves,
-        reporter,
-        spec.options,
-        runner,
-        timer.spent,
-        spec.processes,
-        consensus,
-        best,
-        monitor=monitor,
-        higher_is_better=higher_is_better,
-        fingerprint=spec.fingerprint,
-        # A checkpoint that was saved at a stop is saved again if the run now ends there.
-        last_saved=None if restored is None or restored.progress["at_stop"] else restored.position,
-        each_data=spec.processes.count > 1 and spec.inputs.source("train").own,
-    )
 
 
 def best_snapshot(spec: RunSpec, store: CheckpointStore) -> BestSnapshot | None:
