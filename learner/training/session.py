@@ -20,7 +20,7 @@ from learner.training.reporting.timing import StepTimer, TimeBreakdown
 from learner.training.run import Run
 from learner.training.run_plan import RunPlan
 from learner.training.setup.announcement import announce_end, announce_start
-from learner.training.setup.assembly import build_profiler, build_stop, build_validator
+from learner.training.setup.assembly import build_member_decisions, build_profiler, build_stop
 from learner.training.setup.preparation import Preparation
 from learner.training.setup.startup import describe
 from learner.training.setup.supervision import start_supervision
@@ -28,6 +28,7 @@ from learner.training.setup.threads import finish_records, start_threads
 from learner.training.signals import first_signal, on_signals
 from learner.training.spec import RunSpec
 from learner.training.stopping import StopRequest
+from learner.training.validation import Validator
 from learner.util.stages import close_stages
 
 
@@ -106,7 +107,8 @@ def _setup(
     # 4. The parts that decide: they may query the threads, and the loop queries them.
     stop = build_stop(spec, request, began, timer, reporter, saver, consensus)
     train, batches = feeders.pop("train"), inputs.source("train").batches
-    validator = build_validator(spec, runner, timer, reporter, stop, feeders)
+    members = build_member_decisions(spec, runner, reporter)
+    validator = Validator(spec, runner, reporter, timer, stop, feeders, members)
     run = Run(
         options=options,
         runner=runner,

@@ -1,14 +1,13 @@
 """Validation: passes over the validation splits, and the decisions that follow from their values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from learner.distributed.process_group import ProcessGroup
-from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.finite import valid_advice
 from learner.training.checks.step_tracing import Tracing
 from learner.training.feed.dispatches import Feeder
 from learner.training.member_decisions import MemberDecisions
+from learner.training.monitors import monitored_on_host
 from learner.training.options import NUMBERS
 from learner.training.programs.executor import Runner
 from learner.training.programs.oom import OomContext
@@ -16,8 +15,8 @@ from learner.training.progress.position import Position
 from learner.training.reporting.messages import SplitFinished, StepsDispatched, ValidationAborted
 from learner.training.reporting.reporter import Reporter
 from learner.training.reporting.timing import StepTimer
-from learner.training.stopping import MetricEarlyStopping, StopController
-from learner.training.valid_schedule import ValidSchedule
+from learner.training.spec import RunSpec
+from learner.training.stopping import StopController
 from learner.util.ownership import ThreadOwned
 
 MANY_BATCHES = 1000  # of a validation of unknown length
@@ -27,51 +26,41 @@ class Validator(ThreadOwned):
     """Run validations, and apply early stopping and the plateau scheduler. It belongs to the loop's thread.
 
     Args:
+      spec: the plan and the start of the run.
       runner: the programs.
       reporter: reads the values, and has the application log.
       timer: the timer of the loop.
       stop: interrupts a validation.
       feeders: the feeders of the splits, by name.
-      batches: the number of batches in each split, or None if unknown.
-      schedule: when each split is due.
-      accumulate: micro-batches per optimizer step.
-      early_stopping: the early stoppings that may end the run.
-      plateau: the scheduler that uses the values, or None.
-      processes: the processes of the run.
-      on_host: the keys of the monitored metrics that each process computes on its host. All processes have the same
-        values of those on the devices.
-      validated_step: the optimizer step of the last complete validation, or None.
-      members: the decisions about the members of a population, in place of `early_stopping` and `plateau`.
+      members: the decisions about the members of a population, if they depend on values.
 
     Attributes:
-      feeders, validated_step: see above.
+      feeders: see above.
+      validated_step: the optimizer step of the last complete validation, or None.
     """
 
     def __init__(
         self,
+        spec: RunSpec,
         runner: Runner,
         reporter: Reporter,
         timer: StepTimer,
         stop: StopController,
         feeders: Mapping[str, Feeder],
-        batches: Mapping[str, int | None],
-        *,
-        schedule: ValidSchedule,
-        accumulate: int,
-        early_stopping: Sequence[MetricEarlyStopping],
-        plateau: ReduceOnPlateau | None,
-        processes: ProcessGroup,
-        on_host: Sequence[str],
-        validated_step: int | None = None,
-        members: MemberDecisions | None = None,
+        members: MemberDecisions | None,
     ):
+        options, restored = spec.options, spec.restored
         self._runner, self._reporter, self._timer, self._stop = runner, reporter, timer, stop
-        self.feeders, self._batches = feeders, batches
-        self._schedule, self._accumulate = schedule, accumulate
-        self._early_stopping, self._plateau = early_stopping, plateau
-        self._processes, self._on_host = processes, on_host
-        self.validated_step = validated_step
+        self.feeders = feeders
+        self._batches = {split: source.batches for split, source in spec.inputs.valid.items()}
+        self._schedule, self._accumulate = options.valid_schedule(list(feeders)), options.accumulate
         self._members = members
+        # The members of a population have their own.
+        self._early_stopping, self._plateau = ((), None) if spec.members else (options.early_stopping, spec.plateau)
+        self._processes = spec.processes
+        # Metrics on the devices are equal in all processes.
+        self._on_host = monitored_on_host(options, list(spec.inputs.valid), spec.plateau)
+        self.validated_step: int | None = None if restored is None else restored.progress["validated_step"]
         self._logged_at: dict[str, int] = {}  # the step of the newest number of a hook, by name
         self.claim()
 

@@ -219,25 +219,25 @@ class Second:
         return combine([{"valid/AUROC": 0.5}, value])
 
 
-def deciding(reporter, processes, on_host):
-    decisions = {"schedule": None, "accumulate": 1, "early_stopping": (), "plateau": None}
-    return Validator(None, reporter, None, None, {}, {}, **decisions, processes=processes, on_host=on_host)
+def share_monitored(reporter, processes, on_host):
+    validator = types.SimpleNamespace(_reporter=reporter, _processes=processes, _on_host=on_host)
+    Validator.share_monitored(validator, 7)
 
 
 def test_monitored_values_are_those_of_process_0():
     processes, replaced = Second(), []
     newest = {"valid/AUROC": math.inf, "valid/Loss": 0.25}
     reporter = types.SimpleNamespace(newest=lambda at: newest if at == 7 else {}, replace_newest=replaced.append)
-    deciding(reporter, processes, ["train/Iteration Speed", "valid/AUROC"]).share_monitored(7)
+    share_monitored(reporter, processes, ["train/Iteration Speed", "valid/AUROC"])
     assert processes.sent == [{"valid/AUROC": math.inf}]
     assert replaced == [{"valid/AUROC": 0.5}]
 
 
 def test_processes_do_not_wait_for_metrics_of_the_devices():
     processes = Second()
-    deciding(None, processes, []).share_monitored(7)
+    share_monitored(None, processes, [])
     assert processes.sent == []
-    deciding(None, types.SimpleNamespace(count=1), ["valid/AUROC"]).share_monitored(7)
+    share_monitored(None, types.SimpleNamespace(count=1), ["valid/AUROC"])
 
 
 def monitored(directory, key, **checkpoints):

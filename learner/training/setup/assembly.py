@@ -2,16 +2,13 @@
 
 import functools
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from learner.distributed.consensus import Consensus
 from learner.training.checkpoints.resume import set_stopping
 from learner.training.checkpoints.saving import CheckpointSaver
-from learner.training.feed.dispatches import Feeder
 from learner.training.feed.inputs import run_length
 from learner.training.member_decisions import MemberDecisions
-from learner.training.monitors import monitored_on_host
 from learner.training.profiler import Profiler
 from learner.training.programs.executor import Runner
 from learner.training.programs.population_runner import PopulationRunner
@@ -20,7 +17,6 @@ from learner.training.reporting.timing import StepTimer
 from learner.training.setup.dispatch_plan import step_work
 from learner.training.spec import RunSpec
 from learner.training.stopping import StopController, StopRequest
-from learner.training.validation import Validator
 
 LEAST_FLOPS = 1e11  # the work of a CPU in the few seconds of a compilation
 LEAST_FLOPS_OF_ACCELERATORS = 1e14
@@ -53,42 +49,19 @@ def build_stop(
     return StopController(request, options.interrupter, time_limit, began, consensus, reserve, status)
 
 
-def build_validator(
-    spec: RunSpec,
-    runner: Runner,
-    timer: StepTimer,
-    reporter: Reporter,
-    stop: StopController,
-    feeders: Mapping[str, Feeder],
-) -> Validator:
-    """Return the validator. `feeders`: the feeders of the validation splits."""
+def build_member_decisions(spec: RunSpec, runner: Runner, reporter: Reporter) -> MemberDecisions | None:
+    """Return the decisions about the members of a population, or None if none depends on their values."""
     options, restored = spec.options, spec.restored
-    members = None
     plateaus = [] if spec.plateau is None else [spec.plateau.with_lr(s.lr_scale) for s in spec.definition.starts or ()]
     decides = bool(options.early_stopping or options.halving or options.exploit or plateaus)
-    if isinstance(runner, PopulationRunner) and decides:
-        pays = functools.partial(compaction_pays, spec)
-        members = MemberDecisions(options, plateaus, runner, reporter, pays)
-        if restored is not None:
-            set_stopping(members.early_stopping, restored.progress["early_stopping"])
-            for plateau, state in zip(plateaus, restored.progress.get("plateaus", ()), strict=False):
-                plateau.set_state(state)
-    return Validator(
-        runner,
-        reporter,
-        timer,
-        stop,
-        feeders,
-        {split: source.batches for split, source in spec.inputs.valid.items()},
-        schedule=options.valid_schedule(list(feeders)),
-        accumulate=options.accumulate,
-        early_stopping=() if spec.members else options.early_stopping,
-        plateau=None if spec.members else spec.plateau,
-        processes=spec.processes,
-        on_host=monitored_on_host(options, list(spec.inputs.valid), spec.plateau),
-        validated_step=None if restored is None else restored.progress["validated_step"],
-        members=members,
-    )
+    if not isinstance(runner, PopulationRunner) or not decides:
+        return None
+    members = MemberDecisions(options, plateaus, runner, reporter, functools.partial(compaction_pays, spec))
+    if restored is not None:
+        set_stopping(members.early_stopping, restored.progress["early_stopping"])
+        for plateau, state in zip(plateaus, restored.progress.get("plateaus", ()), strict=False):
+            plateau.set_state(state)
+    return members
 
 
 def compaction_pays(spec: RunSpec, ended: int, step: int) -> bool:
