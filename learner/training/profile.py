@@ -40,10 +40,10 @@ class Profile:
 
     >>> print(Profile(10, 20, 1, 0.5, 0.4, 0.075, 0.0, 0.025))  # doctest: +ELLIPSIS
     steps 11 to 20: 50 ms each, 10 in one dispatch
-      device computes     40 ms  80 %
-      waits for data     7.5 ms  15 %
-      waits for host     2.5 ms   5 %
-      waits for worker     0 ms   0 %
+      device computes        40 ms  80 %
+      waits for data        7.5 ms  15 %
+      waits for host        2.5 ms   5 %
+      waits for listeners     0 ms   0 %
     device: computing is the largest part: ...
     """
 
@@ -84,11 +84,11 @@ class Profile:
     def __str__(self) -> str:
         steps = self.last - self.first
         parts = {"device computes": self.device, "waits for data": self.data, "waits for host": self.host}
-        parts["waits for worker"] = self.listeners
+        parts["waits for listeners"] = self.listeners
         each = "one dispatch" if self.dispatches == 1 else f"{self.dispatches} dispatches"
         lines = [f"steps {self.first + 1} to {self.last}: {_time(self.seconds / steps)} each, {steps} in {each}"]
         for name, seconds in parts.items():
-            lines.append(f"  {name:<16} {_time(seconds / steps):>8} {seconds / self.seconds:>4.0%}".replace("%", " %"))
+            lines.append(f"  {name:<19} {_time(seconds / steps):>8} {seconds / self.seconds:>4.0%}".replace("%", " %"))
         if self.compiling:
             lines.append(f"  compiling besides: {_time(self.compiling)} in all")
         lines.append(f"{self.bottleneck}: {self._help}")
@@ -119,8 +119,8 @@ def split_of(
       busy: the time in which the device computed; `None` if unknown: then the time that the host waited for it.
       data: the time in which the device was idle, waiting for batches.
       blocked: the time in which the loop waited for a free dispatch slot.
-      handling: the time in which the worker handled values.
-      reading: the time in which the worker waited for the device.
+      handling: the time in which the reporter handled values.
+      reading: the time in which the reporter waited for the device.
 
     >>> split_of(10.0, busy=6.0, data=1.0, blocked=4.0, handling=2.0, reading=6.0)
     {'device': 6.0, 'data': 1.0, 'listeners': 1.0, 'host': 2.0}

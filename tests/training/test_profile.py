@@ -41,8 +41,8 @@ def test_the_largest_part_is_the_bottleneck():
 
 def test_the_text_shows_times_per_step():
     text = str(Profile(100, 200, 4, 2.0, 1.5, 0.1, 0.1, 0.3, compiling=3.0))
-    assert text.startswith("steps 101 to 200: 20 ms each, 100 in 4 dispatches\n  device computes     15 ms  75 %\n")
-    assert "waits for data       1 ms   5 %" in text
+    assert text.startswith("steps 101 to 200: 20 ms each, 100 in 4 dispatches\n  device computes        15 ms  75 %\n")
+    assert "waits for data          1 ms   5 %" in text
     assert "compiling besides: 3.0 s in all" in text
 
 
