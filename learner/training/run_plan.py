@@ -10,7 +10,7 @@ from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.step import StepFunctions
 from learner.strategies.base import Strategy
 from learner.training.definition import TrainingDefinition
-from learner.training.feed.inputs import Inputs
+from learner.training.feed.inputs import Inputs, run_length
 from learner.training.monitors import monitor_of
 from learner.training.options import Options
 
@@ -66,6 +66,11 @@ class RunPlan:
     def monitor(self) -> tuple[str, bool]:
         """The key of the metric that selects the best checkpoint, and True if higher is better."""
         return monitor_of(self.options, list(self.inputs.valid))
+
+    @property
+    def num_steps(self) -> int | None:
+        """The number of optimizer steps of the run, or None if it is unknown."""
+        return run_length(self.options, self.inputs.source("train").batches).steps
 
     @property
     def strategy(self) -> Strategy:

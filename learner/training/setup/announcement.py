@@ -21,7 +21,6 @@ from learner.runs.history import summarize
 from learner.runs.layout import end_word
 from learner.schedules.resolve import early_end, not_reached
 from learner.training.checks.population_checks import state_bytes
-from learner.training.feed.inputs import run_length
 from learner.training.files.run_metadata import run_metadata
 from learner.training.files.run_outputs import Outputs
 from learner.training.options import Options
@@ -166,8 +165,7 @@ def _log_early_end(run: Run, spec: RunSpec) -> None:
     """Log schedules that are shorter than the run, with a warning if nothing is learnt after their end, and parts of
     schedules that the run does not reach.
     """
-    steps = run_length(run.options, spec.inputs.source("train").batches).steps
-    if steps is None:
+    if (steps := spec.num_steps) is None:
         return
     for place, schedule in schedules_in(spec.step.schedule, spec.step.optimizer):
         before = f"{place}: " if place else ""
@@ -182,8 +180,7 @@ def _log_early_end(run: Run, spec: RunSpec) -> None:
 
 def _warn_of_averages(run: Run, spec: RunSpec) -> None:
     """Show a warning about averages that the run ends too early for, or that the statistics of BatchNorm do not fit."""
-    optimizer = spec.step.optimizer
-    steps = run_length(run.options, spec.inputs.source("train").batches).steps
+    optimizer, steps = spec.step.optimizer, spec.num_steps
     texts = [] if steps is None else describe_ineffective(optimizer, steps)
     for text in texts:
         run.warn(text)
@@ -197,8 +194,7 @@ def _warn_of_averages(run: Run, spec: RunSpec) -> None:
 
 def _warn_of_selections(run: Run, spec: RunSpec) -> None:
     """Show a warning about halving or exploitation that would have no effect."""
-    options, per_epoch = run.options, run.reporter.steps_per_epoch
-    steps = run_length(options, spec.inputs.source("train").batches).steps
+    options, steps, per_epoch = run.options, spec.num_steps, run.reporter.steps_per_epoch
     if steps is None or per_epoch is None:
         return
     schedule = options.valid_schedule(list(spec.inputs.valid))

@@ -7,7 +7,6 @@ from typing import Any
 from learner.distributed.consensus import Consensus
 from learner.training.checkpoints.resume import set_stopping
 from learner.training.checkpoints.saving import CheckpointSaver
-from learner.training.feed.inputs import run_length
 from learner.training.member_decisions import MemberDecisions
 from learner.training.profiler import Profiler
 from learner.training.programs.executor import Runner
@@ -74,10 +73,9 @@ def compaction_pays(spec: RunSpec, ended: int, step: int) -> bool:
       ended: the number of members that have ended.
       step: the step of the run.
     """
-    steps = run_length(spec.options, spec.inputs.source("train").batches).steps
     flops = step_work(spec.step, spec.member_state, spec.inputs, spec.strategy).flops()
     least = LEAST_FLOPS if spec.strategy.platform == "cpu" else LEAST_FLOPS_OF_ACCELERATORS
-    return steps is None or flops * ended * (steps - step) > least
+    return spec.num_steps is None or flops * ended * (spec.num_steps - step) > least
 
 
 def build_profiler(spec: RunSpec, timer: StepTimer, reporter: Reporter) -> Profiler | None:
