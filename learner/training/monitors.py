@@ -1,6 +1,7 @@
 """The monitored metrics for the best checkpoint, early stopping and plateaus, and their direction."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from learner.checkpoint.retention import CheckpointOptions
 from learner.errors import Problem, near
@@ -26,10 +27,15 @@ def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:
 
 def monitored_keys(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> set[str]:
     """Return the keys of all metrics on which a decision depends."""
-    monitors = [stopping.monitor for stopping in options.early_stopping]
-    monitors += [x.monitor for x in (plateau, options.halving, options.exploit) if x is not None]
     best = [] if options.checkpoints is None else [monitor_of(options, valid_splits)[0]]
-    return {*(monitor.monitor for monitor in monitors), *best}
+    return {*(monitor.monitor for _, monitor in _monitors(options, plateau)), *best}
+
+
+def _monitors(options: Options, plateau: ReduceOnPlateau | None) -> list[tuple[str, Monitor]]:
+    """Return the monitors of all decisions except for the best checkpoint, each with the name of the decision."""
+    named: list[tuple[str, Any]] = [("early stopping", stopping) for stopping in options.early_stopping]
+    named += [("ReduceOnPlateau", plateau), ("halving", options.halving), ("exploit", options.exploit)]
+    return [(name, decision.monitor) for name, decision in named if decision is not None]
 
 
 def monitored_on_host(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
@@ -41,26 +47,21 @@ def monitored_on_host(options: Options, valid_splits: list[str], plateau: Reduce
 
 def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
     """Set the direction of each monitor to that of its metric, and return the problems of monitors without one."""
-    monitors: list[tuple[str, Monitor]] = [("early stopping", stopping.monitor) for stopping in options.early_stopping]
-    if plateau is not None:
-        monitors.append(("ReduceOnPlateau", plateau.monitor))
-    selections = [x for x in (options.halving, options.exploit) if x is not None]
-    monitors += [(selection.name, selection.monitor) for selection in selections]
-    problems: list[str] = []
-    for what, monitor in monitors:
+    problems: list[tuple[str, str | None]] = []
+    for what, monitor in _monitors(options, plateau):
         direction, problem = direction_of(options, valid_splits, monitor.monitor, monitor.mode)
         # In place, as early stopping and the plateau hold this object.
         monitor.mode = monitor.mode or direction
-        problems += _wrong(what, problem)
+        problems.append((what, problem))
     for logger in options.loggers:
-        for key in logger.monitors:
-            _, problem = direction_of(options, valid_splits, key, None)
-            problems += _wrong(type(logger).__name__, problem)
+        name = type(logger).__name__
+        problems += [(name, direction_of(options, valid_splits, key, None)[1]) for key in logger.monitors]
     if options.checkpoints is not None:
         key = options.checkpoints.monitor or default_monitor(valid_splits)
-        _, problem = direction_of(options, valid_splits, key, options.checkpoints.mode)
-        problems += _wrong("the checkpointer", problem)
-    return problems
+        problems.append(("the checkpointer", direction_of(options, valid_splits, key, options.checkpoints.mode)[1]))
+    return [
+        Problem(f"{what} monitors {problem}", code="monitor-metric", name=what) for what, problem in problems if problem
+    ]
 
 
 def differing_monitors(options: Options, valid_splits: list[str]) -> list[str]:
@@ -77,10 +78,6 @@ def differing_monitors(options: Options, valid_splits: list[str]) -> list[str]:
         f"early stopping follows {join_names(stopping, 8)}, but the best checkpoint is chosen by {best}: name a metric "
         f"for it, with_file_checkpointer(monitor={stopping[0]!r}), or monitor={best!r} to keep this choice"
     ]
-
-
-def _wrong(what: str, problem: str | None) -> list[Problem]:
-    return [] if problem is None else [Problem(f"{what} monitors {problem}", code="monitor-metric", name=what)]
 
 
 def direction_of(options: Options, valid_splits: list[str], key: str, mode: str | None) -> tuple[str, str | None]:
