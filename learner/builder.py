@@ -549,8 +549,12 @@ class LearnerBuilder:
             `load_scheduler`).
         """
         if isinstance(keep_last, Recorder):
-            record = _one_recorder(keep_last, record)
-            keep_last = 2
+            if record is not None:
+                raise LearnerError(
+                    f"with_file_checkpointer got two recorders, {keep_last!r} and record={record!r}; give one",
+                    code="checkpoint-two-recorders",
+                )
+            record, keep_last = keep_last, 2
         if keep_last is None:
             others = (keep_best, keep_every, monitor, mode, every_epochs, every_steps, every_seconds, record, directory)
             if (*others, record_items) != (1, *[None] * 8, ("model",)):
@@ -1004,15 +1008,14 @@ def _with_metrics(options: Options, kind: str, *metrics: MetricBase) -> Options:
 def _complete_options(options: Options) -> Options:
     """Return the options of a learner, with the values that follow from other options."""
     # Copies, as a run changes the state of its early stopping and plateau, and the builder may build again.
-    copied = {name: copy.deepcopy(getattr(options, name)) for name in ("early_stopping", "halving", "exploit")}
-    options = dataclasses.replace(options, **copied)
+    changes = {name: copy.deepcopy(getattr(options, name)) for name in ("early_stopping", "halving", "exploit")}
     if options.num_epochs is None and options.num_steps is None:
-        options = dataclasses.replace(options, num_epochs=1)
+        changes["num_epochs"] = 1
     if options.population is not None:
-        options = dataclasses.replace(options, population=options.population.with_seed(options.seed))
+        changes["population"] = options.population.with_seed(options.seed)
     if options.exploit is not None:
-        options = dataclasses.replace(options, exploit=dataclasses.replace(options.exploit, seed=options.seed))
-    return options
+        changes["exploit"] = dataclasses.replace(changes["exploit"], seed=options.seed)
+    return dataclasses.replace(options, **changes)
 
 
 def _integer(name: str, value: Any, least: int) -> int:
@@ -1025,16 +1028,6 @@ def _boolean(name: str, value: Any) -> bool:
             f"{name} got {value!r}; it needs True or False", code="builder-boolean-value", name=name, value=value
         )
     return value
-
-
-def _one_recorder(first: Recorder, record: Recorder | None) -> Recorder:
-    """Return the first argument of `with_file_checkpointer`, a recorder. Raise if `record` is given too."""
-    if record is not None:
-        raise LearnerError(
-            f"with_file_checkpointer got two recorders, {first!r} and record={record!r}; give one",
-            code="checkpoint-two-recorders",
-        )
-    return first
 
 
 def _allowed(allow: Any) -> dict[str, tuple[str, ...]]:
