@@ -16,7 +16,7 @@ from learner.models.params import trainable_params
 from learner.runs.appended import shortest
 from learner.runs.file_names import file_name
 from learner.steps.step_definition import changed_attributes
-from learner.training.checks.agreement import sampled_digest
+from learner.training.checks.agreement import digest
 from learner.training.number_log import NumberLog
 from learner.training.programs.executor import Runner
 from learner.training.progress.position import Position
@@ -184,7 +184,7 @@ class HookCaller:
         if updates.lr_scale is not None:
             changes["lr_scale"] = float(updates.lr_scale)
         if updates.model is not None:
-            changes["model"] = f"<checksum {sampled_digest(self._runner.arrays_of(updates.model)):08x}>"
+            changes["model"] = f"<checksum {digest(self._runner.arrays_of(updates.model), sampled=True):08x}>"
         if stop is not None:
             changes["stop"] = True  # the texts of the reasons may differ, and that of one process counts
         return changes

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, near
 from learner.training.checked_inputs import read_checked
@@ -21,6 +23,7 @@ from learner.training.feed.inputs import Inputs, closed_on_error
 from learner.training.files.run_directory import may_resume, refuse_links
 from learner.training.options import Options
 from learner.training.run_plan import RunPlan
+from learner.util.trees import named_leaves
 
 
 def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes: ProcessGroup) -> RunPlan:
@@ -64,8 +67,11 @@ def _plan(
         refuse_together(options, definition.strategy)
         # Each process makes its own copy of replicated arrays, and no later message reveals their values.
         adapter = definition.step.adapter
-        given = digest((adapter.params, adapter.model_state))
-        first_values = None if resumes else definition.init_fingerprint() if given is None else given
+        first_values: int | str | None = None
+        if not resumes:
+            given = named_leaves((adapter.params, adapter.model_state))
+            are_made = not any(isinstance(x, jax.ShapeDtypeStruct) for x in given.values())
+            first_values = digest(given) if are_made else definition.init_fingerprint()
         metrics = metrics_description(options, inputs.programs)  # first, as the fingerprint drops the traced steps
         described = description(definition, inputs, first_values, metrics, fingerprint())
         # Before anything is compiled: devices that run different programs wait forever, or end their process from C++.

@@ -161,43 +161,25 @@ def _follows_from_shapes(path: str) -> bool:
     return of_data or path.startswith("programs.") or path.endswith(STEP_HASH)
 
 
-def digest(arrays: PyTree) -> int | None:
-    """Return a checksum of the arrays of a tree, including random keys, or None if they do not exist yet.
-
-    >>> digest({"w": np.arange(3)}) == digest({"w": np.arange(3)}), digest(jax.ShapeDtypeStruct((3,), "float32"))
-    (True, None)
-    """
-    leaves = jax.tree.leaves(arrays)
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-        return None
-    digest = 0
-    for x in leaves:
-        if not getattr(x, "is_fully_addressable", True):
-            continue  # one array of all processes: each has other parts of it
-        # A variable of nnx may hold a number of Python.
-        values = jax.random.key_data(x) if isinstance(x, jax.Array) and is_key(x) else x
-        digest = zlib.crc32(np.asarray(values).tobytes(), digest)
-    return digest
-
-
-def sampled_digest(arrays: Mapping[str, Any]) -> int:
-    """Return a checksum of arrays that all processes have, of all elements of small arrays and some of large ones, as
-    copying a large model from the device takes long. Arrays sharded over processes do not count.
+def digest(arrays: Mapping[str, Any], sampled: bool = False) -> int:
+    """Return a checksum of arrays by name, including random keys. Arrays sharded over processes do not count. If it is
+    `sampled`, only some elements of large arrays do, as copying a large model from the device takes long.
 
     >>> a, b = np.zeros(10**6), np.ones(10**6)
-    >>> sampled_digest({"w": a}) == sampled_digest({"w": a}) != sampled_digest({"w": b})
+    >>> digest({"w": a}, sampled=True) == digest({"w": a}, sampled=True) != digest({"w": b}, sampled=True)
     True
     """
     digest = 0
     for name, x in arrays.items():
+        # A variable of nnx may hold a number of Python.
         values = jax.random.key_data(x) if isinstance(x, jax.Array) and is_key(x) else x
         if isinstance(values, jax.Array) and not values.is_fully_addressable:
             if not values.is_fully_replicated:
                 continue
             values = values.addressable_data(0)  # an operation on the whole array would be a program of all processes
-        if (size := np.size(values)) > SAMPLED:
+        if sampled and (size := np.size(values)) > SAMPLED:
             values = values.reshape(-1)[:: -(-size // SAMPLED)]
-        digest = zlib.crc32(name.encode() + np.asarray(values).tobytes(), digest)
+        digest = zlib.crc32(np.asarray(values).tobytes(), zlib.crc32(name.encode(), digest))
     return digest
 
 
