@@ -51,6 +51,7 @@ from learner.util.slurm import job_end
 from learner.util.text import name_of
 
 SelectionT = TypeVar("SelectionT", bound=Selection)
+MOST_SEED = 2**63 - 1
 
 
 class LearnerBuilder:
@@ -316,7 +317,15 @@ class LearnerBuilder:
 
     def seed(self, n: int) -> Self:
         """Set the seed (default: 0) for dropout, the order of datasets, and initialisation from config files."""
-        return self._set(seed=_integer("seed", n, 0))
+        seed = _integer("seed", n, 0)
+        if seed > MOST_SEED:
+            raise LearnerError(
+                f"seed is {seed}; it needs a whole number from 0 to 2**63 - 1, as JAX's keys take",
+                code="builder-number-value",
+                name="seed",
+                value=seed,
+            )
+        return self._set(seed=seed)
 
     def population(
         self,
@@ -607,13 +616,13 @@ class LearnerBuilder:
         """
         if (epoch is None) == (step is None):
             raise LearnerError("checkpoint needs either epoch= or step=", code="checkpoint-epoch-or-step")
-        if epoch is not None and epoch not in ("best", "latest"):
-            if isinstance(epoch, str):
-                raise LearnerError(
-                    f"checkpoint is {epoch!r}; it needs 'best', 'latest', or the number of an epoch",
-                    code="checkpoint-which-unknown",
-                    name=epoch,
-                )
+        if isinstance(epoch, str) and epoch not in ("best", "latest"):
+            raise LearnerError(
+                f"checkpoint is {epoch!r}; it needs 'best', 'latest', or the number of an epoch",
+                code="checkpoint-which-unknown",
+                name=epoch,
+            )
+        if epoch is not None and not isinstance(epoch, str):
             epoch = _integer("checkpoint(epoch=)", epoch, 1)
         if step is not None:
             step = _integer("checkpoint(step=)", step, 0)
@@ -1031,7 +1040,7 @@ def _boolean(name: str, value: Any) -> bool:
 
 
 def _allowed(allow: Any) -> dict[str, tuple[str, ...]]:
-    words = (allow,) if isinstance(allow, str | bool) else tuple(allow or ())
+    words = tuple(as_several(allow))
     return {"allow": tuple(_one_of("allow", word, tuple(ALLOWED)) for word in words)} if words else {}
 
 

@@ -97,7 +97,7 @@ OPTIONS = {
     "grads_accumulation": [(3,), ("auto",), (2, 4), (1, "auto")],
     "steps_per_dispatch": [(3,)],
     "with_batch_size": [(3,)],
-    "seed": [(0,), (7,)],
+    "seed": [(0,), (7,), (2**63 - 1,)],
     "population": [{"seed": range(3)}, {"lr": [1e-4, 1e-3]}],
     "halving": [("valid/Loss",), ("valid/Odd", 2, 1 / 3, "max")],
     "exploit": [("valid/Loss",), ("valid/Odd", 2, 0.5, [0.5, 2.0], "max")],
@@ -164,7 +164,7 @@ REFUSED = [
     ),
     *(is_refused("with_batch_size", "builder-number-value", value, field="with_batch_size") for value in NO_COUNT),
     is_refused("population", "population-empty"),
-    *(is_refused("seed", "builder-number-value", value, field="seed") for value in (-1, 0.5, "0", None)),
+    *(is_refused("seed", "builder-number-value", value, field="seed") for value in (-1, 0.5, "0", None, 2**63)),
     *(is_refused("every", "builder-number-value", value, hook, field="every(steps=)") for value in NO_COUNT),
     *(
         is_refused("summary", "builder-number-value", True, value, field="summary(depth=)")
@@ -254,6 +254,8 @@ REFUSED = [
     is_refused("checkpoint", "checkpoint-epoch-or-step"),
     is_refused("checkpoint", "checkpoint-epoch-or-step", 1, 6),
     is_refused("checkpoint", "builder-number-value", 0, field="checkpoint(epoch=)"),
+    is_refused("checkpoint", "builder-number-value", np.ones(2), field="checkpoint(epoch=)"),
+    is_refused("resume", "builder-choice-unknown", 3, field="allow"),
     is_refused("checkpoint", "checkpoint-which-unknown", "bset", field="bset"),
     is_refused("checkpoint", "builder-number-value", None, -1, field="checkpoint(step=)"),
     is_refused("initial_from", "checkpoint-directory-type", "", field="initial_from"),
