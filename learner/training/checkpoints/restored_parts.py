@@ -66,38 +66,35 @@ def _in_lanes(saved: list[Any], progress: Mapping[str, Any], lanes: Sequence[int
 def reporter_values(
     options: Options, restored: Restored | None, splits: Sequence[str], runner: Runner, first_batch: Any
 ) -> dict[str, Any]:
-    """Return the arguments of the reporter that a checkpoint changes: the metrics and the history; for a checkpoint
+    """Return the arguments of `RunValues` that a checkpoint changes: the metrics and the history; for a checkpoint
     inside an epoch, also the values and rows so far.
     """
     metrics = {split: options.metrics_of(split) for split in splits}
-    restore_host_metrics(restored, metrics)
+    if restored is None:
+        return {"metrics": metrics, "history": History()}
+    progress = restored.progress
+    _restore_host_metrics(progress["host_metrics"], metrics)
+    arguments: dict[str, Any] = {"metrics": metrics, "history": History.from_json(progress["history"])}
+    arguments["epoch_values"] = {key: decode(value) for key, value in progress["epoch_values"].items()}
     collecting = [metric.name for metric in metrics["train"] if isinstance(metric, CollectingMetric)]
-    arguments: dict[str, Any] = {"metrics": metrics, "history": History()}
-    rows = rows_in_flight(restored, collecting, options)
-    if rows is not None and collecting:
+    # The run of a population has no rows, as each member has its own.
+    in_flight = None if options.population is not None else restored.metrics
+    if in_flight is not None and collecting and _same_metrics(restored, options):
+        rows = _rows_in_flight(in_flight, collecting)
         # A checkpoint has the leaves of these rows, and the current step gives their structure. In the order of the
         # metrics, by which the next checkpoint numbers them.
         shapes = dict(zip(collecting, runner.row_shapes(first_batch), strict=True))
         of_train = {name: [rows.get(name) or _no_rows(shapes[name])] for name in collecting}
         row_trees = {name: jax.tree.structure(tree) for name, tree in shapes.items()}
         arguments |= {"collected": {"train": of_train}, "row_trees": row_trees}
-    if restored is not None:
-        arguments["history"] = History.from_json(restored.progress["history"])
-        arguments["epoch_values"] = {k: decode(value) for k, value in restored.progress["epoch_values"].items()}
     return arguments
 
 
-def rows_in_flight(
-    restored: Restored | None, names: Sequence[str], options: Options
-) -> dict[str, list[np.ndarray]] | None:
-    """Return the rows that the collecting metrics of the train split held in a checkpoint inside an epoch, by name.
-    Metrics without a row are left out. Return None for other checkpoints, and without one.
+def _rows_in_flight(metrics: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+    """Return the rows that the collecting metrics of the train split, of these names, held in a checkpoint inside an
+    epoch. Metrics without a row are left out. `metrics`: see `Restored`.
     """
-    if restored is None or restored.metrics is None or options.population is not None:
-        return None  # each member of a population has its own
-    if not _same_metrics(restored, options):
-        return None
-    stored = (restored.metrics.get("rows") or {}).get("train", {})
+    stored = (metrics.get("rows") or {}).get("train", {})
     return {
         names[int(index)]: [np.asarray(columns[str(i)]) for i in range(len(columns))]
         for index, columns in stored.items()
@@ -109,13 +106,12 @@ def _no_rows(shapes: Any) -> list[np.ndarray]:
     return [np.zeros((0, *x.shape[1:]), x.dtype) for x in jax.tree.leaves(shapes)]
 
 
-def restore_host_metrics(restored: Restored | None, metrics: Mapping[str, Sequence[MetricBase]]) -> None:
-    """Restore the states of the metrics on the host from the checkpoint. `metrics`: by split."""
-    kept = {} if restored is None else restored.progress["host_metrics"]
+def _restore_host_metrics(states: Mapping[str, Any], metrics: Mapping[str, Sequence[MetricBase]]) -> None:
+    """Restore the states of the metrics on the host, by split and name. `metrics`: by split."""
     for split, of_split in metrics.items():
         for metric in of_split:
-            if isinstance(metric, HostMetric) and metric.name in kept.get(split, {}):
-                metric.set_state(kept[split][metric.name])
+            if isinstance(metric, HostMetric) and metric.name in states.get(split, {}):
+                metric.set_state(states[split][metric.name])
 
 
 def _same_metrics(restored: Restored, options: Options) -> bool:
