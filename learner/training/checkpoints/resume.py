@@ -19,7 +19,7 @@ from learner.runs.journal import read_journal
 from learner.runs.layout import ENDS, MARK, read_summary
 from learner.runs.population import member_index
 from learner.steps.train_state import TrainState
-from learner.training.checks.fingerprints import changes, saved_fingerprint
+from learner.training.checks.fingerprints import changes, mapping_at, saved_fingerprint
 from learner.training.definition import TrainingDefinition
 from learner.training.files.run_directory import SINGLE_PROCESS, open_store, read_found, read_of_run
 from learner.training.member_decisions import all_ended_text
@@ -364,8 +364,7 @@ def data_of(progress: Mapping[str, Any], process: int, processes: int, batches: 
 def _restored_states(progress: Mapping[str, Any], processes: int, batches: int | None) -> Sequence[Any]:
     """Return the states of the first processes, each with its own data, that resume from them."""
     states: Sequence[Any] = progress["data"]["processes"]
-    facts = saved_fingerprint(progress)["data"].get("train")
-    before = facts.get("batches") if isinstance(facts, dict) else None
+    before = mapping_at(saved_fingerprint(progress), "data", "train").get("batches")
     # In longer parts, the state at the end of a part would be a position inside of it.
     if len(states) != processes and None not in (before, batches) and before != batches:
         return ()

@@ -8,7 +8,7 @@ from typing import Any
 from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.store import CheckpointStore
 from learner.errors import LearnerError, one_error
-from learner.training.checks.fingerprints import MICRO_BATCHES, saved_fingerprint
+from learner.training.checks.fingerprints import MICRO_BATCHES, mapping_at, saved_fingerprint
 from learner.training.definition import TrainingDefinition
 from learner.training.feed.inputs import Inputs, run_length
 from learner.training.files.run_directory import open_store
@@ -82,8 +82,7 @@ def _epoch_changes(options: Options, batches: int | None, progress: Mapping[str,
     p = Position.from_json(progress["position"])
     if epoch is None or batches is None:
         return ()
-    facts, changes = saved["data"].get("train"), _saved_changes(progress)
-    before = facts.get("batches") if isinstance(facts, dict) else None
+    before, changes = mapping_at(saved, "data", "train").get("batches"), _saved_changes(progress)
     accumulated, accumulate = saved["settings"].get(MICRO_BATCHES), options.accumulate
     # Only for a change: a run that resumes unchanged must have the schedule that it would have had.
     if before != batches or accumulated not in (None, accumulate):

@@ -223,9 +223,8 @@ def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
     if "fingerprint" in progress:
         saved: JSON = progress["fingerprint"]
         return saved
-    grouping, saved_settings = progress.get("grouping") or {}, dict(progress.get("made_with") or {})
-    groups = saved_settings.get("schedules")
-    schedules = {**(groups if isinstance(groups, dict) else {}), OF_RUN: saved_settings.get("schedule")}
+    grouping, saved_settings = mapping_at(progress, "grouping"), mapping_at(progress, "made_with")
+    schedules = {**mapping_at(saved_settings, "schedules"), OF_RUN: saved_settings.get("schedule")}
     settings = {
         "seed": saved_settings.get("seed"),
         "learning rate": saved_settings.get("lr"),
@@ -239,22 +238,29 @@ def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
     return {"data": {"train": train}, "settings": settings, "programs": {}}
 
 
+def mapping_at(content: Any, *names: str) -> dict[str, Any]:
+    """Return an object inside of the JSON of a checkpoint, which is untrusted. It is empty if there is none.
+
+    >>> mapping_at({"data": {"train": {"rows": 8}}}, "data", "train"), mapping_at({"data": 3}, "data", "train")
+    ({'rows': 8}, {})
+    """
+    for name in names:
+        content = content.get(name) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
 def saved_labels(progress: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the texts that the train split numbered, by field; empty for checkpoints of versions without them."""
-    data = saved_fingerprint(progress).get("data")  # of a checkpoint, which is untrusted
-    train = data.get("train") if isinstance(data, dict) else None
-    labels = train.get("labels") if isinstance(train, dict) else None
     return {
         field: names
-        for field, names in (labels.items() if isinstance(labels, dict) else ())
+        for field, names in mapping_at(saved_fingerprint(progress), "data", "train", "labels").items()
         if isinstance(names, list) and all(isinstance(name, str) for name in names)
     }
 
 
 def other_precision(progress: Mapping[str, Any], now: str) -> str | None:
     """Return the precision that a run trained in if it differs from `now`, the `precision_text` of its options."""
-    settings = saved_fingerprint(progress).get("settings")  # of a checkpoint, which is untrusted
-    saved = settings.get("precision") if isinstance(settings, dict) else None
+    saved = mapping_at(saved_fingerprint(progress), "settings").get("precision")
     before, after = (_of_forward_pass(text if isinstance(text, str) else now) for text in (saved, now))
     return None if before == after else _shown(before)
 
@@ -311,8 +317,7 @@ def _shown(text: str) -> str:
 
 def _metric_changes(settings: "_Settings") -> list[str]:
     """Return the metrics with the same name and different settings."""
-    had, have = settings.before.get("metric settings"), settings.now["metric settings"]
-    had = had if isinstance(had, dict) else {}
+    had, have = mapping_at(settings.before, "metric settings"), settings.now["metric settings"]
     return [
         f"{key}: {', '.join(changed)}"
         for key, now in have.items()
@@ -357,14 +362,12 @@ class _Programs:
     @property
     def hashes(self) -> Mapping[str, Any]:
         """The hashes of the checkpoint by name; empty if it has none."""
-        hashes = self.before.get("hashes")  # of a checkpoint, which is untrusted
-        return hashes if isinstance(hashes, dict) else {}
+        return mapping_at(self.before, "hashes")
 
     @property
     def versions(self) -> Mapping[str, Any]:
         """The versions that traced the programs of the checkpoint; empty if it has none."""
-        versions = self.before.get("versions")
-        return versions if isinstance(versions, dict) else {}
+        return mapping_at(self.before, "versions")
 
     def is_same(self, name: str) -> bool | None:
         """Return True if the programs of that name are the same, False if not, and None if they are incomparable."""
@@ -377,9 +380,9 @@ class _Programs:
 
     def changes_of_steps(self) -> list[str]:
         """Return the steps that compute something else from batches of equal shapes."""
-        shapes, texts = self.before.get("batches"), []
+        shapes, texts = mapping_at(self.before, "batches"), []
         for split, shape in self.now["batches"].items():
-            if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
+            if self.is_same(split) is False and shapes.get(split) == shape:
                 texts.append(f"{_step_name(split)}: {OTHER_PROGRAM}")
         # Another version of `learner` may not have recorded it.
         is_recorded = bool(self.hashes) and self.versions.get("learner") == self.now["versions"]["learner"]
@@ -462,9 +465,7 @@ def _optimizer_changes(settings: _Settings, programs: _Programs) -> list[str]:
 
 
 def _rate_changes(settings: _Settings, programs: _Programs) -> list[str]:
-    schedules, had = settings.now["schedules"], settings.before.get("schedules")
-    had = had if isinstance(had, dict) else {}
-    texts = []
+    schedules, had, texts = settings.now["schedules"], mapping_at(settings.before, "schedules"), []
     for name, text in schedules.items():
         same = programs.is_same(name)
         if same or name not in had:
