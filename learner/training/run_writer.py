@@ -90,7 +90,7 @@ class RunWriter:
     ) -> None:
         self._directory = Path(directory).expanduser().absolute()  # the loop may change the working directory
         if problem := problem_with(self._directory):
-            raise LearnerError(problem, code="run-metric-name-unusable")
+            raise LearnerError(problem, code="directory-unusable", directory=directory)
         if resume_at is None and holds_run(self._directory):
             raise LearnerError(
                 f"{directory} holds a run: continue it with resume_at=STEP (0 starts it over), or choose another "
@@ -111,6 +111,7 @@ class RunWriter:
         self._history = History()
         self._epoch, self._step = 1, 0
         self._stack = contextlib.ExitStack()
+        self._is_open = False
 
     def __enter__(self) -> Self:
         make_directory(self._directory)
@@ -124,7 +125,7 @@ class RunWriter:
             position = {"epoch": self._epoch, "step": self._step, "resumed": bool(self._history)}
             self._files.journal("start", **position, **metadata)
             self._began = self._clock()
-            self._stack = stack.pop_all()
+            self._stack, self._is_open = stack.pop_all(), True
         return self
 
     def step(self, values: Mapping[str, Any], *, weight: float = 1, split: str = "train") -> None:
@@ -136,8 +137,9 @@ class RunWriter:
           split: `train`, `valid`, `valid-NAME` or `custom`.
 
         Raises:
-          LearnerError: there is no such split, or a value is not a number.
+          LearnerError: there is no such split, a value is not a number, or this is called outside of the block.
         """
+        self._refuse_outside()
         columns = {name: np.array([_number(name, value)]) for name, value in values.items()}
         self._files.steps(_split(split), self._epoch, columns, np.array([_number("weight", weight)]))
 
@@ -150,9 +152,10 @@ class RunWriter:
             `{"train": {"Loss": 0.5}, "valid": {"Loss": 0.6}}`.
 
         Raises:
-          LearnerError: there is no such split, a value is neither a number nor a text, or the step is not a number from
-            0 to below 2**53.
+          LearnerError: there is no such split, a value is neither a number nor a text, the step is not a number from 0
+            to below 2**53, or this is called outside of the block.
         """
+        self._refuse_outside()
         if not 0 <= _number("step", step) < LARGEST:  # readers would take the line for a damaged one
             raise LearnerError(
                 f"the step is {step}; it needs a number from 0 to below {LARGEST}", code="run-step-value"
@@ -172,6 +175,7 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         with self._stack:  # releases the lock last
             position = {"epoch": max(self._epoch - 1, 1), "step": self._step}
             if error is not None and not isinstance(error, KeyboardInterrupt):
@@ -193,6 +197,15 @@ class RunWriter:
             seconds = {"total": round(self._clock() - self._began, 6)}
             event = "end" if error is None else "stop"
             self._files.journal(event, **position, stopped_by=reason, seconds=seconds)
+
+    def _refuse_outside(self) -> None:
+        """Raise `LearnerError` outside of the block, where nothing locks the directory."""
+        if not self._is_open:
+            raise LearnerError(
+                f"the RunWriter of {self._directory} is not open: write inside of `with RunWriter(...) as run:`",
+                code="run-writer-closed",
+                directory=self._directory,
+            )
 
     def _continue_at(self, step: int) -> None:
         """Remove the lines of later epochs, and read the history of the others."""

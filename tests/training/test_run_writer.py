@@ -81,6 +81,24 @@ def test_the_directory_is_locked_while_the_writer_is_open(tmp_path):
     assert read_history(tmp_path)["train/Loss"] == [0.5]
 
 
+def test_nothing_is_written_outside_of_the_block(tmp_path):
+    run = RunWriter(tmp_path / "run")
+    with raises_code("run-writer-closed", "RunWriter"):
+        run.step({"Loss": 0.5})
+    assert not (tmp_path / "run").exists()
+    with run:
+        pass
+    with raises_code("run-writer-closed"):
+        run.end_epoch(1, {"train": {"Loss": 0.5}})
+    assert not (tmp_path / "run" / "train").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with raises_code("directory-unusable", "is a file"):
+        RunWriter(tmp_path / "file")
+
+
 def test_a_resumed_loop_has_each_epoch_once(tmp_path):
     write(tmp_path)
     write(tmp_path, epochs=(2, 3, 4), resume_at=2)
