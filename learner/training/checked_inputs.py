@@ -176,7 +176,7 @@ def _ignored_annotations(definition: TrainingDefinition) -> list[str]:
     ]
 
 
-def _checked_step(definition: TrainingDefinition, inputs: Inputs, known: Sequence[str] = ()) -> StepFunctions:
+def _checked_step(definition: TrainingDefinition, inputs: Inputs, known: Sequence[str]) -> StepFunctions:
     """Trace the steps on the first batches and report all problems in one error, after those that are `known`. Return
     the step, which now records if it computes its own gradients. `inputs` gets the traced steps.
     """

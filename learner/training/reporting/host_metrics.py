@@ -47,7 +47,7 @@ class HostMetrics(ThreadOwned):
         rows: RowCollector,
         history: History,
         warn: Callable[[str], None],
-        unreported_losses: Collection[str] = (),
+        unreported_losses: Collection[str],
     ):
         self._metrics, self.rows, self._warn = metrics, rows, warn
         self._unreported_losses = unreported_losses

@@ -29,7 +29,7 @@ class NonFiniteReports(ThreadOwned):
         policy: NonFinitePolicy | None,
         log: logging.Logger,
         warn: Callable[[str], None],
-        unreported_losses: Collection[str] = (),
+        unreported_losses: Collection[str],
     ):
         self._policy, self._log, self._warn = policy, log, warn
         self.halted: NonFiniteStop | None = None

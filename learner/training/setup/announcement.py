@@ -134,7 +134,7 @@ def _fingerprint(spec: RunSpec, member: Member | None) -> Mapping[str, Any]:
     return {**spec.fingerprint, "settings": settings}
 
 
-def _metric_infos(spec: RunSpec, member: Member | None = None) -> tuple[MetricInfo, ...]:
+def _metric_infos(spec: RunSpec, member: Member | None) -> tuple[MetricInfo, ...]:
     """Return the metrics of a run, or of a member. The run of a population has only means of numeric metrics."""
     infos = spec.options.metric_infos(spec.splits, spec.plateau)
     return tuple(info for info in infos if info.numeric or member is not None or not spec.members)
