@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from learner.distributed.process_group import ProcessGroup
-from learner.distributed.process_records import ProcessRecords, are_equal
+from learner.distributed.process_group import ProcessGroup, are_equal
+from learner.distributed.process_records import ProcessRecords
 
 SECONDS = 1.0  # between meetings
 MOST = 1000  # turns between meetings

@@ -50,18 +50,6 @@ class ProcessGroup(abc.ABC):
     timeout: float = math.inf
 
     @abc.abstractmethod
-    def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
-        """Wait for all processes, and return the values of all in their order. As in JSON, tuples become lists.
-
-        Args:
-          value: a JSON value.
-          what: the meeting's name.
-
-        Raises:
-          LearnerError: a process has failed, does not come, or is at a meeting with another name.
-        """
-
-    @abc.abstractmethod
     def all_reduce_json(
         self, value: Json, combine: Callable[[list[Json]], Json], what: str = "", patient: bool = False
     ) -> Json:
@@ -75,11 +63,18 @@ class ProcessGroup(abc.ABC):
           patient: True to wait for process 0 as long as it lives, as it has work of its own before the meeting.
 
         Raises:
-          LearnerError: see `all_gather_json`.
+          LearnerError: a process has failed, does not come, or is at a meeting with another name.
 
         >>> SingleProcess().all_reduce_json(3, max)
         3
         """
+
+    def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
+        """Wait for all processes, and return the values of all in their order. As in JSON, tuples become lists. For
+        arguments and errors see `all_reduce_json`.
+        """
+        values: list[Json] = self.all_reduce_json(value, list, what)
+        return values
 
     @abc.abstractmethod
     def fail(self, text: str) -> None:
@@ -140,7 +135,7 @@ class ProcessGroup(abc.ABC):
         """
         text = json.dumps(value, sort_keys=True)
         # Otherwise all processes would send the value to all, and configs are long.
-        if not self.all_reduce_json(hashlib.sha256(text.encode()).hexdigest(), _are_equal, what):
+        if not self.all_reduce_json(hashlib.sha256(text.encode()).hexdigest(), are_equal, what):
             values = self.all_gather_json(value, what)
             if explain is not None and (error := explain(values)) is not None:
                 raise error
@@ -182,10 +177,6 @@ class SingleProcess(ProcessGroup):
 
     index, count = 0, 1
 
-    def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
-        """See `ProcessGroup`."""
-        return [value]
-
     def all_reduce_json(
         self, value: Json, combine: Callable[[list[Json]], Json], what: str = "", patient: bool = False
     ) -> Json:
@@ -222,20 +213,10 @@ class Connected(ProcessGroup):
         self._passes = PassRecords(index, (index + 1) % count)
         self._sent = ""
 
-    def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
-        """See `ProcessGroup`."""
-        return self._meet(value, what, None)
-
     def all_reduce_json(
         self, value: Json, combine: Callable[[list[Json]], Json], what: str = "", patient: bool = False
     ) -> Json:
         """See `ProcessGroup`."""
-        return self._meet(value, what, combine, patient)[0]
-
-    def _meet(
-        self, value: Json, what: str, combine: Callable[[list[Json]], Json] | None, patient: bool = False
-    ) -> list[Json]:
-        """Return the values of all processes, or one value: process 0's combination of them."""
         text = json.dumps([what, value])
         if self._over:
             raise ProcessError(self._over, code="process-run-over")
@@ -244,9 +225,7 @@ class Connected(ProcessGroup):
         end = time.monotonic() + (math.inf if patient and self.index else self.timeout)
         prefix = f"{self._place}/{self._number}"
         if self.index == 0:
-            answers_text = f"[{', '.join(self._collected(prefix, text, end))}]"
-            if combine is not None:
-                answers_text = _combined(answers_text, combine)
+            answers_text = _combined(f"[{', '.join(self._collected(prefix, text, end))}]", combine)
             self._ask(self._client.key_value_set, f"{prefix}/all", answers_text)
             # All processes have arrived here, so all have read the result of the previous meeting.
             self._ask(self._client.key_value_delete, self._before)
@@ -262,7 +241,7 @@ class Connected(ProcessGroup):
                 "and hooks and metrics may not differ between them",
                 code="process-order-differs",
             )
-        return [value for _, value in answers]
+        return answers[0][1]
 
     def fail(self, text: str) -> None:
         """See `ProcessGroup`."""
@@ -403,8 +382,9 @@ def _first(values: list[Json]) -> Json:
     return values[0]
 
 
-def _are_equal(values: list[Json]) -> bool:
-    return values.count(values[0]) == len(values)
+def are_equal(digests: Sequence[Any]) -> bool:
+    """Return True if all digests are equal."""
+    return len(set(digests)) == 1
 
 
 _runs, _timeout = itertools.count(1), MEETING

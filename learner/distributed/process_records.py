@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.distributed.batch_shapes import first_difference, shapes_error
 from learner.distributed.differences import named_processes
-from learner.distributed.process_group import ProcessGroup
+from learner.distributed.process_group import ProcessGroup, are_equal
 from learner.errors import ProcessError
 from learner.util.ownership import ThreadOwned
 
@@ -93,11 +93,6 @@ class ProcessRecords(ThreadOwned):
         if text := _differing_updates(updates):
             raise ProcessError(text, code="process-updates-differ")
         raise _error_of_shapes(reads)
-
-
-def are_equal(digests: Sequence[Any]) -> bool:
-    """Return True if all digests are equal."""
-    return len(set(digests)) == 1
 
 
 def _differing_updates(updates: Sequence[Sequence[Json]]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from learner.data.batch_arrays import batch_arrays, digest_of, refuse_wrapped
-from learner.distributed.process_group import ProcessGroup
-from learner.distributed.process_records import ProcessRecords, are_equal
+from learner.distributed.process_group import ProcessGroup, are_equal
+from learner.distributed.process_records import ProcessRecords
 from learner.errors import LearnerError, ProcessError, one_error
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles
