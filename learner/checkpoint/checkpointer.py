@@ -6,7 +6,6 @@ kept, and optionally the best.
 
 import dataclasses
 import math
-import numbers
 import operator
 import os
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from learner.util.user_warnings import warn
 PyTree = Any
 SHOWN = 5  # arrays that an error names
 NO_NUMBERS = "OSUmM"  # kinds of NumPy's dtypes: objects, texts, times
+PYTHON_NUMBERS = (bool, int, float, complex)  # and no subclass, such as an IntEnum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +108,11 @@ class Checkpointer:
         # Older than another, it would be the first that retention removes: with this save.
         if newer := [number for number in self._store.steps if number > step and number not in self._damaged]:
             raise LearnerError(
-                f"there is a checkpoint of step {newer[-1]} in {self._store.path(0).parent}, and step {step} comes "
+                f"there is a checkpoint of step {newer[-1]} in {self._store.place.root}, and step {step} comes "
                 f"before it: restore the newest one and continue from there, or call rewind({step}), which removes the "
                 "later ones",
                 code="checkpoint-step-behind",
-                step=int(step),
+                step=step,
                 newest=newer[-1],
             )
         arrays, plain = _arrays_and_numbers(state)
@@ -124,20 +124,20 @@ class Checkpointer:
         number = None if score is None else float(score)
         progress = {
             "format": FORMAT,
-            "step": int(step),
+            "step": step,
             "score": number if number is not None and math.isfinite(number) else None,
             "higher_is_better": self._higher_is_better,
             "info": dict(info or {}),
             "numbers": {name: repr(x) for name, x in plain.items()},  # JSON has no NaN
         }
         # Not each time, as it lists the directory.
-        if not (self._is_prepared and os.path.isdir(self._store.path(0).parent)):
+        if not (self._is_prepared and os.path.isdir(self._store.place.root)):
             self._store.prepare()
             self._is_prepared = True
         for number in self._store.steps:
             if number >= step and number in self._damaged:
                 self._store.remove(number)
-        self._store.save(int(step), {"model": {"state": stored_leaves(arrays)}}, progress)
+        self._store.save(step, {"model": {"state": stored_leaves(arrays)}}, progress)
 
     def rewind(self, step: int) -> None:
         """Remove the checkpoints of later steps, to continue from this one, or with 0 to start over."""
@@ -181,7 +181,7 @@ class Checkpointer:
             except DamagedError as error:
                 self._damaged.add(number)
                 warn(f"{error}; the checkpoint before it is used")
-        raise LearnerError(f"there is no checkpoint in {self._store.path(0).parent}", code="checkpoint-missing")
+        raise LearnerError(f"there is no checkpoint in {self._store.place.root}", code="checkpoint-missing")
 
     def _read(self, like: PyTree, step: int) -> RestoredState:
         progress = self._store.progress(step)
@@ -191,8 +191,11 @@ class Checkpointer:
                 f"{self._store.path(step)} is a checkpoint of a run: use learner.load_checkpoint",
                 code="checkpoint-of-run",
             )
-        if plain.keys() != progress["numbers"].keys():
-            names = ", ".join(sorted(plain.keys() ^ progress["numbers"].keys()))
+        saved = progress["numbers"]
+        # Earlier checkpoints are without complex numbers, which then come from the given tree.
+        plain = {name: x for name, x in plain.items() if name in saved or type(x) is not complex}
+        if plain.keys() != saved.keys():
+            names = ", ".join(sorted(plain.keys() ^ saved.keys()))
             raise LearnerError(
                 f"the checkpoint {self._store.path(step)} and the tree differ in the numbers {names}",
                 code="checkpoint-numbers-differ",
@@ -202,7 +205,7 @@ class Checkpointer:
         new = loaded_leaves(items["model"]["state"] or {}, arrays)
         # A NumPy scalar comes back as an array without axes.
         new |= {name: new[name][()] for name, x in arrays.items() if isinstance(x, np.generic)}
-        new |= {name: type(x)(_number(progress["numbers"][name])) for name, x in plain.items()}
+        new |= {name: _number(saved[name], x) for name, x in plain.items()}
         leaves = [new.get(name, leaf) for name, leaf in named_leaves(like).items()]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return RestoredState(step, state, progress["info"], progress["score"])
@@ -237,7 +240,7 @@ def _arrays_and_numbers(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
             code="checkpoint-array-dtype",
             names=other,
         )
-    return arrays, {n: x for n, x in named.items() if isinstance(x, numbers.Real) and n not in arrays}
+    return arrays, {name: x for name, x in named.items() if type(x) in PYTHON_NUMBERS}
 
 
 def _is_integer(value: Any) -> bool:
@@ -256,7 +259,10 @@ def _is_storable(dtype: np.dtype[Any]) -> bool:
     return dtype.isnative and dtype.names is None and not is_long and dtype.kind not in NO_NUMBERS
 
 
-def _number(text: str) -> Any:
+def _number(text: str, given: Any) -> Any:
+    """Return a saved number; a whole one as a float if the given number is one."""
     if text in ("True", "False"):
         return text == "True"
-    return int(text) if text.lstrip("-").isdecimal() else float(text)
+    if "j" in text:
+        return complex(text)
+    return int(text) if text.lstrip("-").isdecimal() and type(given) is not float else float(text)

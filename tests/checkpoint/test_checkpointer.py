@@ -1,6 +1,9 @@
 """Tests of checkpoints of hand-written loops: trees restore to the bit, damage is detected, a few are kept."""
 
+import enum
+import math
 import shutil
+from fractions import Fraction
 
 import equinox as eqx
 import jax
@@ -13,6 +16,10 @@ from flax import nnx
 from learner import Checkpointer
 from tests.support.codes import raises_code
 from tests.support.runs import bits, build_line, quiet
+
+
+class Mode(enum.IntEnum):
+    SLOW, FAST = 1, 2
 
 
 def state(fill):
@@ -218,3 +225,21 @@ def test_python_numbers_keep_all_digits_and_their_types(tmp_path):
         assert (state["a"], state["b"], type(state["c"])) == (big, False, float)
         with raises_code("checkpoint-numbers-differ"):
             checkpointer.restore({"w": np.zeros(1), "a": 0, "b": True}, step=3)
+
+
+def test_numbers_are_restored_as_saved(tmp_path):
+    """A number of another type than the given one is not cut to that type, and other kinds come from the given tree."""
+    saved = {
+        "w": np.zeros(1),
+        "half": 1.5,
+        "nan": math.nan,
+        "complex": 1 - 2j,
+        "mode": Mode.FAST,
+        "part": Fraction(1, 3),
+    }
+    given = {"w": np.zeros(1), "half": 0, "nan": 0, "complex": 0j, "mode": Mode.SLOW, "part": Fraction(0)}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, saved)
+        state = checkpointer.restore(given).state
+    assert (state["half"], str(state["nan"]), state["complex"]) == (1.5, "nan", 1 - 2j)
+    assert (state["mode"], state["part"]) == (Mode.SLOW, 0)
