@@ -311,8 +311,9 @@ class Connected(ProcessGroup):
             if ended and (absent := sorted(set(ended) - set(self._under(prefix)))):
                 raise self._ended_early(absent)
             ended = self._under(ENDED)
-            if time.monotonic() >= end:
-                raise self._missed(prefix)
+            # After the deadline all may have come meanwhile: then the value is there, or is stored next.
+            if time.monotonic() >= end and (missing := self._missing(prefix)):
+                raise self._missed(prefix, missing)
             seconds = SLICES[1]
 
     def _ended_early(self, absent: Sequence[int]) -> ProcessError:
@@ -329,10 +330,13 @@ class Connected(ProcessGroup):
             self._over = "; ".join(f"process {index} failed: {text}" for index, text in sorted(failed.items()))
             raise ProcessError(self._over, code="process-run-over")
 
-    def _missed(self, prefix: str) -> ProcessError:
-        """Report that processes are missing at a meeting, and return the error that names them."""
+    def _missing(self, prefix: str) -> list[int]:
+        """Return the processes that have neither come to a meeting nor failed."""
         came = {self.index, *self._under(prefix), *self._failed()}
-        missing = [index for index in range(self.count) if index not in came]
+        return [index for index in range(self.count) if index not in came]
+
+    def _missed(self, prefix: str, missing: Sequence[int]) -> ProcessError:
+        """Report that processes are missing at a meeting, and return the error that names them."""
         text = (
             f"{named_processes(missing)} did not come within {self.timeout:g} s to where all processes of the run "
             "meet: ended, hanging or slow; the machine may know, or the log there"

@@ -215,10 +215,10 @@ def test_connecting_after_jax_is_initialized_is_refused():
 
 
 class SlowStore:
-    """A client of the key-value store whose first 99 reads time out."""
+    """A client of the key-value store whose first 99 reads time out. `present`: the processes at the meeting."""
 
-    def __init__(self):
-        self.reads = 0
+    def __init__(self, present=()):
+        self.reads, self.present = 0, present
 
     def blocking_key_value_get(self, name, milliseconds):
         self.reads += 1
@@ -227,7 +227,7 @@ class SlowStore:
         return json.dumps([["end", 7]])
 
     def key_value_dir_get(self, prefix):
-        return []
+        return [(f"{prefix}/{index}", "null") for index in self.present] if prefix == "learner/1/1" else []
 
     def key_value_set(self, *arguments):
         pass
@@ -239,6 +239,10 @@ def test_a_patient_meeting_ignores_the_timeout():
     with raises_code("process-missing"):
         Connected(SlowStore(), 1, 2, 1, timeout=0.0).all_reduce_json(1, max, "end")
     assert Connected(SlowStore(), 1, 2, 1, timeout=0.0).all_reduce_json(1, max, "end", patient=True) == 7
+
+
+def test_a_meeting_at_which_all_are_present_after_its_timeout_takes_place():
+    assert Connected(SlowStore(present=(0, 1)), 1, 2, 1, timeout=0.0).all_reduce_json(1, max, "end") == 7
 
 
 ROWS_3, ROWS_6 = '{"x": [3, 2]}', '{"x": [6, 2]}'
