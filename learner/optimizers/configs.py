@@ -26,6 +26,7 @@ from learner.config.fields import add_type_problem, read, write
 from learner.errors import LearnerError, near
 from learner.optimizers.generated import make_class
 from learner.optimizers.gradient_transforms import kernels
+from learner.util.number_checks import is_number, plain_numbers
 
 
 class OptimizerConfig:
@@ -55,7 +56,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         limit = getattr(self, "clip_norm", None)
-        if limit is not None and not limit > 0:
+        if limit is not None and not (is_number(plain_numbers(limit)) and limit > 0):
             raise LearnerError(
                 f"clip_norm of {type(self).__name__} is {limit!r}; it needs a positive number",
                 code="optimizer-clip-norm-value",

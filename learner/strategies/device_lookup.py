@@ -27,7 +27,7 @@ def find_devices(devices: int | str | Sequence[Any]) -> list[Any]:
     True
     """
     available, devices = jax.devices(), plain_numbers(devices)
-    if devices == "all":
+    if isinstance(devices, str) and devices == "all":
         return available
     if isinstance(devices, bool) or not isinstance(devices, int | list | tuple) or not devices:
         raise LearnerError(f"devices is {devices!r}; {_NEEDS}", code="device-choice-malformed", devices=devices)

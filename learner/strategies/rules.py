@@ -160,7 +160,7 @@ def _rows(rule: Rule) -> list[tuple[str, PartitionSpec] | Fsdp]:
             code="strategy-rule-pattern",
             pattern=pattern,
         ) from None
-    parts = [] if spec is None else [spec] if isinstance(spec, str) else list(spec)
+    parts = [] if spec is None else list(spec) if isinstance(spec, tuple | list | PartitionSpec) else [spec]
     if not all(map(_is_entry, parts)):
         raise LearnerError(
             f"the rule {pattern!r} of Sharded splits by {spec!r}; give for each axis of the array the name of an axis "

@@ -8,6 +8,7 @@ import pytest
 
 from learner import Config, LearnerError
 from learner.optimizers import SGD, AdamW, OptimizerConfig, ScheduleFree
+from tests.support.codes import raises_code
 
 
 class Training(Config):
@@ -66,6 +67,12 @@ def test_wrong_optimizer_is_named_with_its_key(content, message):
     with pytest.raises(LearnerError) as caught:
         Training.from_dict(content)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("norm", [0.0, float("nan"), "1", [1.0]])
+def test_wrong_clip_norm_is_refused(norm):
+    with raises_code("optimizer-clip-norm-value", repr(norm)):
+        SGD(clip_norm=norm)
 
 
 def test_update_equals_optax():

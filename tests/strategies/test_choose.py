@@ -1,6 +1,7 @@
 """Tests of how `devices(...)` and the strategies choose devices."""
 
 import jax
+import numpy as np
 import pytest
 
 from learner.strategies import Replicated, Sharded, SingleDevice, choose_devices
@@ -32,6 +33,7 @@ def test_devices_are_chosen_by_count_by_id_or_as_objects(devices, expected):
         (0, "device-choice-malformed", {"devices": 0}),
         (-1, "device-too-few", {"devices": -1}),
         ([], "device-choice-malformed", {"devices": []}),
+        (np.array([0, 1]), "device-choice-malformed", {}),
         (True, "device-choice-malformed", {"devices": True}),
         ("some", "device-choice-malformed", {"devices": "some"}),
         (1.0, "device-choice-malformed", {"devices": 1.0}),

@@ -111,6 +111,7 @@ def test_fsdp_that_splits_nothing_is_warned_about(rules, warned):
         (["kernel"], "strategy-rule-malformed"),
         ([("kernel", "data", "model")], "strategy-rule-malformed"),
         ({"kernel": (1,)}, "strategy-rule-axes"),
+        ({"kernel": 1}, "strategy-rule-axes"),
         ({"(": "data"}, "strategy-rule-pattern"),
     ],
 )
