@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from learner.strategies.base import Kind, PyTree, Strategy
 from learner.strategies.replicated import Replicated
 from learner.strategies.sharded import Sharded
+from learner.util.text import count
 
 AXIS = "members"
 AXIS_OF_MESH = "member"
@@ -38,8 +39,7 @@ class Members(Strategy):
     @property
     def description(self) -> str:
         """See `Strategy`."""
-        count = len(self.devices)
-        return f"members over {count} device{'s' if count > 1 else ''} ({self.platform})"
+        return f"members over {count(len(self.devices), 'device')} ({self.platform})"
 
     @property
     def member_shares(self) -> int:

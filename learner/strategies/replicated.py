@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from learner.errors import LearnerError
 from learner.strategies.base import Kind, PyTree, Strategy
 from learner.strategies.device_lookup import find_devices
+from learner.util.text import count
 
 AXIS = "devices"
 
@@ -57,8 +58,7 @@ class Replicated(Strategy):
     @property
     def description(self) -> str:
         """See `Strategy`."""
-        count = len(self.devices)
-        return f"replicated on {count} device{'s' if count > 1 else ''} ({self.platform})"
+        return f"replicated on {count(len(self.devices), 'device')} ({self.platform})"
 
     def divides(self, rows: int) -> bool:
         """See `Strategy`."""
@@ -69,10 +69,10 @@ class Replicated(Strategy):
         return jax.device_put(jax.tree.map(lambda x: self._shares(np.asarray(x), axis, replicated), tree), self._each)
 
     def _shares(self, array: np.ndarray, axis: int, replicated: bool) -> np.ndarray:
-        count, rows = len(self.devices), array.shape[axis]
+        devices, rows = len(self.devices), array.shape[axis]
         if replicated:
-            return np.broadcast_to(array, (count, *array.shape))
-        shares = array.reshape(*array.shape[:axis], count, rows // count, *array.shape[axis + 1 :])
+            return np.broadcast_to(array, (devices, *array.shape))
+        shares = array.reshape(*array.shape[:axis], devices, rows // devices, *array.shape[axis + 1 :])
         return np.moveaxis(shares, axis, 0)
 
     def compile(

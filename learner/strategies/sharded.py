@@ -17,7 +17,8 @@ from learner.strategies.rules import Rules, names_of, without
 from learner.util.number_checks import is_int, plain_numbers
 from learner.util.own_context import automatic
 from learner.util.several import as_several
-from learner.util.trees import is_key
+from learner.util.text import count
+from learner.util.trees import is_key, named_leaves, path_name
 
 _DEFAULT_BATCH = ("data",)
 
@@ -78,10 +79,9 @@ class Sharded(Strategy):
     @property
     def description(self) -> str:
         """See `Strategy`."""
-        count = len(self.devices)
         rows = f"rows over {' and '.join(map(repr, self._batch))}" if self._batch else "rows on every device"
         model = f", the model over {' and '.join(map(repr, self.rules.axes))}" if self.rules.axes else ""
-        devices = f"{count} device{'s' if count > 1 else ''} ({self.platform})"
+        devices = f"{count(len(self.devices), 'device')} ({self.platform})"
         return f"sharded over {devices}: {dict(self.mesh.shape)}, {rows}{model}"
 
     # -- where arrays go -----------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Sharded(Strategy):
         """
         specs = self._specs(state)
         return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: NamedSharding(self.mesh, _spec_of(_name(path), leaf, specs)), state
+            lambda path, leaf: NamedSharding(self.mesh, _spec_of(path_name(path), leaf, specs)), state
         )
 
     def gather(self, state: PyTree) -> Callable[..., PyTree] | None:
@@ -191,14 +191,14 @@ class Sharded(Strategy):
                 "part, so it needs devices of each",
                 code="strategy-mesh-without-process",
             )
-        first, count = mine[0], len(mine)
-        if mine != list(range(first, first + count)) or first % count or self._shares % count:
+        first, own = mine[0], len(mine)
+        if mine != list(range(first, first + own)) or first % own or self._shares % own:
             raise LearnerError(
                 f"the devices of process {jax.process_index()} are not neighbours along {self._batch} of the mesh: "
                 "order the devices by their processes",
                 code="strategy-mesh-order",
             )
-        return first // count, self._shares // count, self._shares
+        return first // own, self._shares // own, self._shares
 
     def _position(self, index: Sequence[int]) -> int:
         """Return the position of a device along the axes that rows are sharded over."""
@@ -282,15 +282,7 @@ def _is_mine(device: Any) -> bool:
 
 def _model_leaves(state: PyTree) -> dict[str, Any]:
     """Return the arrays of the model, trainable or not, by path. The rules apply to these."""
-    by_path = {}
-    for part in (state.params, state.model_state):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(part):
-            by_path[_name(path)] = leaf
-    return by_path
-
-
-def _name(path: Any) -> str:
-    return str(jax.tree_util.keystr(path, simple=True, separator="."))
+    return named_leaves(state.params) | named_leaves(state.model_state)
 
 
 def _spec_of(path: str, leaf: Any, specs: Mapping[str, tuple[tuple[int, ...], PartitionSpec]]) -> PartitionSpec:
