@@ -18,6 +18,7 @@ from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.flops import step_flops
 from learner.steps.population import count_members, member_shapes
 from learner.strategies.base import Strategy
+from learner.strategies.device_lookup import memory_limit
 from learner.training.checked_inputs import read_checked
 from learner.training.checks.step_tracing import Tracing
 from learner.training.definition import TrainingDefinition
@@ -137,5 +138,4 @@ def _spread(feed: Feed) -> int:
 def _room(strategy: Strategy) -> int | None:
     """Return the bytes of memory of this process's first device, or None."""
     mine = [device for device in strategy.devices if device.process_index == jax.process_index()]
-    stats = mine[0].memory_stats() if mine else None
-    return None if not stats else stats.get("bytes_limit")
+    return memory_limit(mine[0]) if mine else None
