@@ -16,6 +16,8 @@ from learner.steps.train_state import TrainState
 from learner.util.trees import is_key, key_impl, named_leaves
 
 OF_STREAM = re.compile(r"(?:.*/)?model_state/(?:.*\.)?(?:key|count)\.value")
+REBUILD = "Build the learner as it was for that run, or start a new run in another directory"
+SHOWN = 20  # of a long list
 Items = dict[str, dict[str, dict[str, Any]]]
 PARTS = {"model": ("params", "model_state"), "optim": ("opt_state", "extra"), "scheduler": ("step", "lr_scale")}
 
@@ -117,20 +119,18 @@ def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str
     return rows
 
 
-def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], name: str) -> None:
-    """Raise one error that lists all differences. `name`: the name of the checkpoint in the message."""
+def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], name: str, advice: str = REBUILD) -> None:
+    """Raise one error that lists all differences; see `difference_text`."""
     if rows := differences(saved, needed):
-        raise LearnerError(difference_text(rows, name), code="checkpoint-model-differs", count=len(rows))
+        raise LearnerError(difference_text(rows, name, advice), code="checkpoint-model-differs", count=len(rows))
 
 
-def difference_text(rows: Sequence[str], name: str) -> str:
-    """Return the lines of `differences` as a message."""
-    shown = [*rows[:20], *([f"and {len(rows) - 20} more"] if len(rows) > 20 else [])]
-    return (
-        f"{name} was saved by another model or optimizer; it differs in {len(rows)} arrays:\n  "
-        + "\n  ".join(shown)
-        + "\nBuild the learner as it was for that run, or start a new run in another directory"
-    )
+def difference_text(rows: Sequence[str], name: str, advice: str = REBUILD) -> str:
+    """Return the lines of `differences` as a message, with the name of the checkpoint and the remedy."""
+    differing = "1 array differs" if len(rows) == 1 else f"{len(rows)} arrays differ"
+    title = f"{name} was saved by another model or optimizer; {differing}:"
+    more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    return "\n  ".join([title, *rows[:SHOWN], *more]) + f"\n{advice}"
 
 
 def _described(leaf: Any) -> str:

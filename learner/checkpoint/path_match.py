@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.checkpoint.items import differences, escaped, to_items, unescaped
+from learner.checkpoint.items import SHOWN, escaped, refuse_differences, to_items, unescaped
 from learner.errors import LearnerError, near
 from learner.records.fitting import Rename, origins_of, rename_paths
 from learner.steps.train_state import TrainState
 from learner.util.text import printable
 
 Arrays = dict[str, Any]
-
-SHOWN = 20  # of a long list
 
 
 class PathMatch:
@@ -118,13 +116,7 @@ class PathMatch:
         }
         saved |= {_shown(("opt_state", name)): x for name, x in (opt_state or {}).items()}
         needed |= {_shown(("opt_state", name)): x for name, x in self._shapes["optim"]["opt_state"].items()}
-        if rows := differences(saved, needed):
-            shown = rows[:SHOWN] + ([f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])
-            differing = "1 array differs" if len(rows) == 1 else f"{len(rows)} arrays differ"
-            title = f"{checkpoint} is of another model or optimizer; {differing}:"
-            raise LearnerError(
-                "\n  ".join([title, *shown]) + f"\n{advice}", code="checkpoint-model-differs", count=len(rows)
-            )
+        refuse_differences(saved, needed, checkpoint, advice)
 
     def refuse_strangers(self, checkpoint: str) -> None:
         """Raise if no array fits."""

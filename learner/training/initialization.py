@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint.items import from_items
+from learner.checkpoint.items import SHOWN, from_items
 from learner.checkpoint.load import blank_state, evaluated_item, has_averages, read_items, store_of
-from learner.checkpoint.path_match import SHOWN, PathMatch
+from learner.checkpoint.path_match import PathMatch
 from learner.checkpoint.store import CheckpointStore, read_while_training
 from learner.errors import LearnerError
 from learner.models.base import ModelAdapter
