@@ -30,6 +30,7 @@ from learner.models.freezing import trained_of
 from learner.models.linen import Linen
 from learner.models.matching import Match
 from learner.models.model_types import CreatesModel, FunctionOfRngs, ModelT
+from learner.models.tree_structure import is_module
 from learner.optimizers.schedule_resolution import with_placeholder_schedules
 from learner.records.model_files import load_model
 from learner.runs.history import History
@@ -42,7 +43,6 @@ from learner.steps.train_state import TrainState
 from learner.util.addresses import is_address, refuse_store
 from learner.util.machine import machine_memory
 from learner.util.number_checks import check_int, is_int
-from learner.util.optional import is_instance_of
 from learner.util.text import printable, short
 
 Array = Any
@@ -302,7 +302,7 @@ def materialize(model: Any) -> Any:
 
 def makes_model(model: Any) -> bool:
     """Return True for a function that makes a model and is not a model itself."""
-    if isinstance(model, Linen) or is_instance_of(model, "flax.nnx", "Module"):
+    if isinstance(model, Linen) or is_module(model):
         return False
     return isinstance(model, types.FunctionType | types.MethodType | functools.partial | type)
 

@@ -18,6 +18,7 @@ from learner.models.linen import Linen, LinenAdapter
 from learner.models.masks import as_predicate
 from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules, refuse_values
 from learner.models.pytrees import TreeAdapter
+from learner.models.tree_structure import is_module
 from learner.util.default_device import default_device
 from learner.util.executables import share
 from learner.util.optional import is_instance_of
@@ -47,7 +48,7 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
     (['w'], ['n'])
     """
     kind: Callable[[Any, Trainable], ModelAdapter] = partial(TreeAdapter, shared=shared)
-    if is_instance_of(model, "flax.nnx", "Module"):
+    if is_module(model):
         kind = NnxAdapter
     elif isinstance(model, Linen):
         kind = LinenAdapter
@@ -239,7 +240,7 @@ def refuse_deleted(adapter: ModelAdapter) -> None:
 def refuse_abstract(model: Any) -> None:
     """Raise `LearnerError` for an abstract model, of shapes without values."""
     tree = model.variables if isinstance(model, Linen) else model
-    if is_instance_of(model, "flax.nnx", "Module"):
+    if is_module(model):
         from flax import nnx
 
         tree = nnx.to_pure_dict(nnx.state(model))

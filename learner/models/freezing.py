@@ -15,8 +15,7 @@ from learner.models.linen import LinenAdapter
 from learner.models.masks import as_predicate
 from learner.models.matching import Match, chosen, match_text, matcher
 from learner.models.nnx_modules import by_path
-from learner.models.tree_structure import TreeStructure
-from learner.util.optional import is_instance_of
+from learner.models.tree_structure import TreeStructure, is_module
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
@@ -83,7 +82,7 @@ def tied_paths(model: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
     >>> tied_paths(nnx.Dict(body=embed, head=embed), {"body.embedding": None})
     {'head.embedding': 'body.embedding'}
     """
-    if not is_instance_of(model, "flax.nnx", "Module"):
+    if not is_module(model):
         return {path: first for path, first in TreeStructure(model).tied.items() if first in leaves}
     from flax import nnx
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from learner.errors import LearnerError, Problem, near_path
-from learner.util.optional import is_instance_of
+from learner.models.tree_structure import without_variables
 from learner.util.trees import named_leaves
 
 
@@ -86,8 +86,4 @@ def _booleans(trainable: Any) -> dict[str, Any] | None:
     is_tree = bool(leaves) and not jax.tree_util.all_leaves([trainable])
     if not (is_tree and all(isinstance(leaf, bool | np.bool_) for leaf in leaves)):
         return None
-    if is_instance_of(trainable, "flax.nnx", "State"):
-        from flax import nnx
-
-        trainable = nnx.as_pure(trainable)  # the paths of variables end in `.value`
-    return named_leaves(trainable)
+    return named_leaves(without_variables(trainable))

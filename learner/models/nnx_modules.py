@@ -12,7 +12,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.models.base import ARRAYS, PARAMS, ModelAdapter, Trainable
-from learner.models.tree_structure import is_box
+from learner.models.tree_structure import is_box, is_module
 from learner.util.optional import is_instance_of
 from learner.util.trees import is_key, named_leaves, path_name
 
@@ -29,17 +29,14 @@ class NnxAdapter(ModelAdapter):
         from flax import nnx  # takes 0.1 s, but a user with such a model has imported it already
 
         self._nnx = nnx
-        self._kinds = (trained_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
-        parts: Any = nnx.split(model, *self._kinds)
+        self._filters = (trained_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
+        parts: Any = nnx.split(model, *self._filters)
         self._graph, params, keys, counts, rest = parts
         self.params, self.model_state = nnx.as_pure(params), nnx.as_pure(rest)
         variables = jax.tree.leaves(rest, is_leaf=lambda x: isinstance(x, nnx.Variable))
-        frozen = [
-            isinstance(x, nnx.Param) or not isinstance(x, nnx.Variable) for x in variables for _ in jax.tree.leaves(x)
-        ]
-        self.frozen = jax.tree.unflatten(jax.tree.structure(self.model_state), frozen)
         kinds = [variable_kind(x) for x in variables for _ in jax.tree.leaves(x)]
         self.kinds = jax.tree.unflatten(jax.tree.structure(self.model_state), kinds)
+        self.frozen = jax.tree.map(lambda kind: kind in (PARAMS, ARRAYS), self.kinds)
         self.streams = tuple(jax.tree.map(copy_array, nnx.as_pure(s)) for s in (keys, counts))
         trained = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
         found = zip(named_leaves(self.params), map(annotation, trained), strict=True)
@@ -55,7 +52,7 @@ class NnxAdapter(ModelAdapter):
 
     def streams_of(self, model: Any) -> PyTree:
         """See `ModelAdapter`."""
-        parts: Any = self._nnx.split(model, *self._kinds)
+        parts: Any = self._nnx.split(model, *self._filters)
         _, _, keys, counts, _ = parts
         return self._nnx.as_pure(keys), self._nnx.as_pure(counts)
 
@@ -67,7 +64,7 @@ class NnxAdapter(ModelAdapter):
 
     def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
         """See `ModelAdapter`."""
-        parts: Any = self._nnx.split(model, *self._kinds)
+        parts: Any = self._nnx.split(model, *self._filters)
         _, params, _, _, rest = parts
         return self._nnx.as_pure(params), self._nnx.as_pure(rest)
 
@@ -259,15 +256,11 @@ def module_attributes(model: Any) -> dict[str, Any]:
 def module_paths(model: Any) -> list[str]:
     """Return the paths of the nnx modules in a model, also of those without arrays; nothing for other models."""
     nodes = _paths_and_nodes(model)
-    return [path for path, node in nodes if path and is_instance_of(node, "flax.nnx", "Module")]
+    return [path for path, node in nodes if path and is_module(node)]
 
 
 def nnx_modules(model: PyTree) -> dict[str, Any]:
     """Return the nnx modules of a pytree by path, but not modules inside modules. It never imports the library."""
-
-    def is_module(node: Any) -> bool:
-        return is_instance_of(node, "flax.nnx", "Module")
-
     nodes = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_module)
     return {path_name(path): node for path, node in nodes if is_module(node)}
 

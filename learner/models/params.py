@@ -15,8 +15,7 @@ from learner.models.masks import as_predicate
 from learner.models.model_types import ModelT
 from learner.models.nnx_modules import nnx_modules, set_modes
 from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
-from learner.models.tree_structure import TreeStructure
-from learner.util.optional import is_instance_of
+from learner.models.tree_structure import TreeStructure, is_module, without_variables
 from learner.util.trees import named_leaves, path_name
 
 Array = Any
@@ -38,11 +37,11 @@ def trainable_params(model: Any, trainable: Trainable = None) -> PyTree:
     >>> trainable_params({"w": jnp.ones(2), "n": jnp.array(3)})
     {'n': None, 'w': Array([1., 1.], dtype=float32)}
     """
-    if _is_nnx(model):
+    if is_module(model):
         return adapter_of(model, trainable).params
     trainable = as_predicate(trainable)
     check_trainable(trainable, takes_filters=bool(nnx_modules(model)))
-    tree = model.variables["params"] if isinstance(model, Linen) else _without_variables(model)
+    tree = model.variables["params"] if isinstance(model, Linen) else without_variables(model)
     return TreeAdapter(tree, trainable, shared=True).params
 
 
@@ -59,8 +58,8 @@ def with_parameters(model: ModelT, params: PyTree) -> ModelT:
     >>> with_parameters({"w": jnp.ones(2), "n": jnp.array(3)}, {"w": jnp.zeros(2)})
     {'n': Array(3, dtype=int32, weak_type=True), 'w': Array([0., 0.], dtype=float32)}
     """
-    new = named_leaves(_without_variables(params))
-    if _is_nnx(model):
+    new = named_leaves(without_variables(params))
+    if is_module(model):
         from flax import nnx
 
         graph, state = nnx.split(model)
@@ -163,7 +162,7 @@ def train_mode(model: ModelT) -> ModelT:
 
 
 def _in_mode(model: ModelT, train: bool) -> ModelT:
-    if _is_nnx(model):
+    if is_module(model):
         from flax import nnx
 
         graph, state = nnx.split(model)
@@ -184,24 +183,11 @@ def _in_mode(model: ModelT, train: bool) -> ModelT:
 
 def named_arrays(model: Any) -> dict[str, Array]:
     """Return all arrays of a model by path, differentiated or not, with the paths of `trainable_params`."""
-    if _is_nnx(model):
+    if is_module(model):
         from flax import nnx
 
         return named_leaves(nnx.as_pure(nnx.state(model)))
-    return named_leaves(model.variables["params"] if isinstance(model, Linen) else _without_variables(model))
-
-
-def _is_nnx(model: Any) -> bool:
-    return is_instance_of(model, "flax.nnx", "Module")
-
-
-def _without_variables(tree: PyTree) -> PyTree:
-    """Return an `nnx.State`, which `nnx.grad` returns, as arrays."""
-    if is_instance_of(tree, "flax.nnx", "State"):
-        from flax import nnx
-
-        return nnx.as_pure(tree)
-    return tree
+    return named_leaves(model.variables["params"] if isinstance(model, Linen) else without_variables(model))
 
 
 def _replaced(tree: ModelT, new: dict[str, Array]) -> ModelT:

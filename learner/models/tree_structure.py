@@ -94,9 +94,25 @@ def holders_of(tree: PyTree) -> list[Any]:
     return [node for node in nodes for _ in jax.tree.leaves(node)]
 
 
+def is_module(node: Any) -> bool:
+    """Return True for a module of `flax.nnx`, without importing it."""
+    return is_instance_of(node, "flax.nnx", "Module")
+
+
 def is_variable(node: Any) -> bool:
     """Return True for a variable of `flax.nnx`, without importing it."""
     return is_instance_of(node, "flax.nnx", "Variable")
+
+
+def without_variables(tree: PyTree) -> PyTree:
+    """Return an `nnx.State`, such as the gradients of `nnx.grad`, as plain arrays: the paths of its variables end in
+    `.value`. Other trees are returned unchanged.
+    """
+    if is_instance_of(tree, "flax.nnx", "State"):
+        from flax import nnx
+
+        return nnx.as_pure(tree)
+    return tree
 
 
 def is_box(node: Any) -> bool:
