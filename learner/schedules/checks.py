@@ -9,6 +9,7 @@ from learner.schedules.base import Schedule
 from learner.util.number_checks import is_finite, plain_numbers
 
 UNITS = ("steps", "epochs", "fraction")
+LAST_STEP = 2**31 - 1
 
 
 class Checks:
@@ -66,6 +67,8 @@ class Checks:
             return self.add(f"{name} is {value!r}; it needs a number of {unit} greater than 0")
         if unit == "steps" and value != int(value):
             return self.add(f"{name} is {value!r}; it needs a whole number of steps (or unit='epochs' or 'fraction')")
+        if unit == "steps" and value > LAST_STEP:
+            return self.add(f"{name} is {value!r}; steps are counted in int32, so it needs at most {LAST_STEP:,}")
         if unit == "fraction" and value > 1:
             return self.add(f"{name} is {value!r}; a fraction of the run is at most 1 (unit='steps' counts steps)")
         return self

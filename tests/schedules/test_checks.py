@@ -38,6 +38,7 @@ from tests.support.codes import raises_code
         (lambda: Linear(0.1, over=0), "schedule-unusable", ("0",)),
         (lambda: Linear(0.1, over=-2, unit="epochs"), "schedule-unusable", ("-2", "0")),
         (lambda: Linear(0.1, over=1.5), "schedule-unusable", ("1.5",)),
+        (lambda: Linear(0.1, over=2**31), "schedule-unusable", ("2147483648", "2,147,483,647")),
         (lambda: Linear(0.1, over=100, unit="fraction"), "schedule-unusable", ("100", "1")),
         (lambda: Linear(0.1, unit="days"), "schedule-unusable", ("'days'", "'steps'", "'epochs'", "'fraction'")),
         (lambda: Polynomial(0.1, power=0), "schedule-unusable", ("0",)),
