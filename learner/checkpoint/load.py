@@ -42,7 +42,7 @@ from learner.steps.optimizer_checks import check_optimizer
 from learner.steps.train_state import TrainState
 from learner.util.addresses import is_address, refuse_store
 from learner.util.machine import machine_memory
-from learner.util.number_checks import check_int, is_int
+from learner.util.number_checks import check_int, is_int, plain_numbers
 from learner.util.text import printable, short
 
 Array = Any
@@ -277,7 +277,7 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
             name=name,
             directory=directory,
         )
-    known = which in ("best", "latest") if isinstance(which, str) else is_int(which) and which >= 1
+    known = which in ("best", "latest") if isinstance(which, str) else is_int(plain_numbers(which)) and which >= 1
     if not known:
         is_model = name == "load_checkpoint" and not isinstance(which, str | int | float)
         raise LearnerError(

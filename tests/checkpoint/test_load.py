@@ -265,7 +265,7 @@ def test_missing_checkpoints(three, tmp_path):
         load_checkpoint(three / "checkpoint" / "12")
     known = "step 6 (epoch 1), step 12 (epoch 2), step 18 (epoch 3)"
     with raises_code("checkpoint-not-found", name="the end of epoch 7", known=known):
-        load_checkpoint(three, 7)
+        load_checkpoint(three, np.int64(7))
     with raises_code("checkpoint-not-found", name="step 7"):
         load_checkpoint(three, step=7)
 
