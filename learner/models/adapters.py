@@ -16,6 +16,7 @@ from learner.errors import LearnerError
 from learner.models.base import ModelAdapter, NothingToTrainError, Trainable
 from learner.models.linen import Linen, LinenAdapter
 from learner.models.masks import as_predicate
+from learner.models.matching import check_predicate
 from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules, refuse_values
 from learner.models.pytrees import TreeAdapter
 from learner.models.tree_structure import is_module
@@ -102,6 +103,8 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
             f"booleans{filters}",
             code="model-trainable-type",
         )
+    if is_predicate and trainable is not None:
+        check_predicate(trainable)
 
 
 @automatic_mesh()

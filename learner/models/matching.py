@@ -21,6 +21,15 @@ def patterns_of(match: Any) -> list[Pattern]:
     return list(match) if isinstance(match, Iterable) and not isinstance(match, type) else []
 
 
+def check_predicate(predicate: Callable[..., Any]) -> None:
+    """Raise `LearnerError` if a predicate cannot be called with a path and an array."""
+    if not accepts(predicate, "", None):
+        raise LearnerError(
+            f"the predicate {name_of(predicate)} cannot be called with (path, array), as it has to be",
+            code="params-predicate-signature",
+        )
+
+
 def matcher(match: Match) -> Callable[[str, Any], bool]:
     """Return a predicate of paths and arrays.
 
@@ -31,11 +40,7 @@ def matcher(match: Match) -> Callable[[str, Any], bool]:
     True
     """
     if callable(match) and not isinstance(match, type):
-        if not accepts(match, "", None):
-            raise LearnerError(
-                f"the predicate {name_of(match)} cannot be called with (path, array), as it has to be",
-                code="params-predicate-signature",
-            )
+        check_predicate(match)
         return match
     patterns = patterns_of(match)
     if not patterns or not all(map(_is_pattern, patterns)):

@@ -12,6 +12,7 @@ from learner.models.adapters import adapter_of, check_trainable
 from learner.models.base import Trainable
 from learner.models.linen import Linen
 from learner.models.masks import as_predicate
+from learner.models.matching import check_predicate
 from learner.models.model_types import ModelT
 from learner.models.nnx_modules import nnx_modules, set_modes
 from learner.models.pytrees import TreeAdapter, equinox_of, inference_mode
@@ -124,6 +125,7 @@ def _is_chosen(choice: Choice, name: str, leaf: Array) -> bool:
             f"partition_params got {choice!r}; it needs paths (text) or predicates (path, array) -> bool",
             code="params-partition-type",
         )
+    check_predicate(choice)
     return bool(choice(name, leaf))
 
 
@@ -210,4 +212,5 @@ def _replaced(tree: ModelT, new: dict[str, Array]) -> ModelT:
 
 
 def _described(x: Any) -> str:
-    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+    is_array = hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)
+    return f"{jnp.result_type(x)}{list(jnp.shape(x))}" if is_array else f"a {type(x).__name__}"

@@ -803,6 +803,11 @@ def test_a_module_of_booleans_selects_parameters_although_it_can_be_called():
         adapter_of(EquinoxNet(), EquinoxNet())
 
 
+def test_a_predicate_takes_a_path_and_an_array():
+    with raises_code("params-predicate-signature"):
+        adapter_of({"w": jnp.ones(2)}, lambda path: True)
+
+
 # -- models that are not made ------------------------------------------------------------------------------------------
 
 

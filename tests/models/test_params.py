@@ -51,6 +51,7 @@ def test_partition_covers_all_parameters(chosen, expected):
         (("conv2", "haed"), "params-partition-unmatched", ("2", "'conv2'", "'haed'", "'head'")),
         ((lambda path, x: False,), "params-partition-unmatched", ("'conv1'", "'conv10'", "'head'")),
         ((3,), "params-partition-type", ("3",)),
+        ((lambda path: True,), "params-predicate-signature", ()),
         ((), "params-partition-unmatched", ("partition_params",)),
     ],
 )
@@ -90,13 +91,19 @@ def test_flat_dict_by_path_is_accepted():
 
 
 def test_other_parameters_are_one_error():
-    wrong = {"head.bais": jnp.zeros(2), "head.kernel": jnp.zeros((2, 3)), "norm.scale": jnp.zeros(3, jnp.int32)}
-    with raises_code("params-differ", "3") as error:
+    wrong = {
+        "head.bais": jnp.zeros(2),
+        "head.kernel": jnp.zeros((2, 3)),
+        "norm.scale": jnp.zeros(3, jnp.int32),
+        "norm.bias": "zeros",
+    }
+    with raises_code("params-differ", "4") as error:
         with_parameters(Everything(), wrong)
     text = str(error.value)
     assert "no 'head.bais': did you mean 'head.bias'" in text
     assert "head.kernel of the model is float32[3, 2], and float32[2, 3] was given" in text
     assert "norm.scale of the model is float32[3], and int32[3] was given" in text
+    assert "norm.bias of the model is float32[3], and a str was given" in text
 
 
 def test_a_state_of_nnx_is_a_tree_of_arrays():
