@@ -415,7 +415,10 @@ def evaluated_item(model: Mapping[str, Arrays], opt_state: Arrays) -> dict[str, 
     """Return the item `model` of a checkpoint with the parameters to evaluate, such as averages. They are found by the
     checkpoint's own paths, before they are matched to a model with other paths or other trainable parameters.
     """
-    params, opt_state = _on_device(_by_path(model["params"])), _on_device(_by_path(opt_state))
+    named = _by_path(opt_state)
+    if not has_eval_params(named):  # most states, which are as large as the model or larger, stay on the host
+        return dict(model)
+    params, opt_state = _on_device(_by_path(model["params"])), _on_device(named)
     replaced = eval_leaves(params, opt_state)
     if not replaced and params.keys() == {"value"}:  # a model of one array, whose path is empty in the state
         replaced = eval_leaves({"": params["value"]}, opt_state)

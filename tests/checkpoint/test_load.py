@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax import nnx
 
 from learner import Interrupter, LearnerBuilder, Linen, RegressionOutput, load_checkpoint
-from learner.checkpoint import DamagedError
+from learner.checkpoint import DamagedError, load
 from learner.events import Listener, Message
 from learner.models.adapters import adapter_of
 from learner.optimizers import Ema
@@ -654,6 +654,14 @@ def test_rules_without_effect(net, tmp_path, rules, code, message):
         with raises_code(code, message):
             renamed(tmp_path / "new", net, *rules, partial=partial).build(Around(), optax.sgd, 0.1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_state_of_an_optimizer_without_averages_stays_on_the_host(three, monkeypatch):
+    placed, on_device = [], load._on_device
+    monkeypatch.setattr(load, "_on_device", lambda arrays: placed.extend(arrays) or on_device(arrays))
+    loaded = load_checkpoint(three, "latest", line())
+    assert sorted(placed) == sorted(loaded.params)
+    assert [name for name in loaded.opt_state if "mu" in name.split(".")]
 
 
 @pytest.mark.full
