@@ -180,8 +180,9 @@ class Checkpointer:
                 return self._read(like, number)
             except DamagedError as error:
                 self._damaged.add(number)
-                warn(f"{error}; the checkpoint before it is used")
-        raise LearnerError(f"there is no checkpoint in {self._store.place.root}", code="checkpoint-missing")
+                warn(f"{error}; it is skipped")
+        kind = "intact checkpoint" if self._store.steps else "checkpoint"
+        raise LearnerError(f"there is no {kind} in {self._store.place.root}", code="checkpoint-missing")
 
     def _read(self, like: PyTree, step: int) -> RestoredState:
         progress = self._store.progress(step)

@@ -70,7 +70,7 @@ def copies_follow(directory: Path, store: CheckpointStore) -> bool:
     """
     # Reading the checkpoint reports its damage.
     with contextlib.suppress(DamagedError):
-        is_member = member_index(directory) is not None or store.path(0).parent.name == directory.name
+        is_member = member_index(directory) is not None or store.place.root.name == directory.name
         return is_member and bool(store.progress(store.steps[-1], verified=False).get(MORE))
     return False
 

@@ -115,7 +115,7 @@ def _refuse_overwritten(options: Options, store: CheckpointStore) -> None:
     """Raise if the new run would remove the checkpoint that it loads."""
     if not options.overwrite:
         return
-    place = str(store.path(0).parent)
+    place = str(store.place.root)
     removed = [options.directory / "checkpoint", options.directory / "superseded", options.checkpoint_place]
     if any(Path(place).resolve().is_relative_to(Path(p).resolve()) for p in removed if "://" not in f"{p}{place}"):
         raise LearnerError(

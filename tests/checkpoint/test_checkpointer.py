@@ -140,10 +140,17 @@ def test_damaged_checkpoint_is_skipped_or_named(directory):
     largest = max((directory / "2" / "state").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
     largest.write_bytes(largest.read_bytes()[:-1])
     with Checkpointer(directory) as checkpointer:
-        with pytest.warns(UserWarning, match=r"2 is damaged.*; the checkpoint before it is used"):
+        with pytest.warns(UserWarning, match=r"2 is damaged.*; it is skipped"):
             assert checkpointer.restore(like).step == 1
         with raises_code("checkpoint-damaged", step=2):
             checkpointer.restore(like, 2)
+    (directory / "1" / "manifest.json").write_text("{")
+    with (
+        Checkpointer(directory) as checkpointer,
+        pytest.warns(UserWarning, match="it is skipped"),
+        raises_code("checkpoint-missing", "no intact checkpoint"),
+    ):
+        checkpointer.restore(like)
 
 
 @pytest.mark.parametrize("step", [4, 5])

@@ -88,7 +88,7 @@ def _read_best(definition: TrainingDefinition, read: Callable[[CheckpointStore, 
                 return read(store, entry)
             except DamagedError as error:
                 damaged.append(str(error))
-    reason = "; ".join(damaged) or f"there is no checkpoint in {store.path(0).parent}"
+    reason = "; ".join(damaged) or f"there is no checkpoint in {store.place.root}"
     raise LearnerError(
         f"the best model cannot be read: {reason}. result.model is the model after the last step",
         code="learner-best-unreadable",
