@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from learner.checkpoint.stored_files import checksums, flush_directories, is_local, stored_files, text_of
+from learner.checkpoint.stored_files import checksums, flush_directories, is_local, read_text, stored_files
 from learner.errors import LearnerError
 from learner.util.disk import is_of_process, to_disk
 
@@ -59,7 +59,7 @@ def read_manifest(directory: Any) -> dict[str, Any]:
     """
     path = directory / NAME
     try:
-        content = json.loads(text_of(path))
+        content = json.loads(read_text(path))
         expected = content.pop("sha256")
     except FileNotFoundError:
         raise DamagedError(
@@ -157,7 +157,7 @@ def is_mark(path: Any) -> bool:
     """Return True if a file is the mark of an unfinished save of learner."""
     try:
         is_link = is_local(path) and path.is_symlink()
-        return SAVING.fullmatch(path.name) is not None and not is_link and text_of(path) in ("", MARK)
+        return SAVING.fullmatch(path.name) is not None and not is_link and read_text(path) in ("", MARK)
     except (OSError, ValueError, LearnerError):
         return False
 
@@ -179,7 +179,7 @@ def remove_checkpoint(directory: Any) -> None:
 
 def _is_of_step(path: Any, step: int, keys: set[str]) -> bool:
     try:
-        content = json.loads(text_of(path))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError, LearnerError):
         return False
     return isinstance(content, dict) and keys <= content.keys() and content["step"] == step

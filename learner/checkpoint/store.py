@@ -31,7 +31,7 @@ from learner.checkpoint.manifest import (
 from learner.checkpoint.places import open_place
 from learner.checkpoint.records import record_name, records_of, write_record
 from learner.checkpoint.retention import Retention
-from learner.checkpoint.stored_files import NoAnswerError, stored_files, text_of
+from learner.checkpoint.stored_files import NoAnswerError, read_text, stored_files
 from learner.errors import LearnerError
 from learner.util.default_device import default_device
 from learner.util.disk import is_of_process
@@ -294,7 +294,7 @@ class CheckpointStore:
             self.verify(step)
         path = self.path(step) / PROGRESS
         try:
-            progress: dict[str, Any] = dict(json.loads(text_of(path)))
+            progress: dict[str, Any] = dict(json.loads(read_text(path)))
         except NoAnswerError as error:
             raise self.place.unreachable(error) from error
         except (OSError, ValueError, TypeError, RecursionError, LearnerError) as error:

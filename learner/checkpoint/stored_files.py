@@ -51,7 +51,7 @@ def is_local(path: Any) -> bool:
     return "://" not in str(path)
 
 
-def text_of(path: Any) -> str:
+def read_text(path: Any) -> str:
     """Return the text of a small file.
 
     Raises:

@@ -34,19 +34,19 @@ class NothingToTrainError(LearnerError):
         self.adapter = adapter
 
 
-OF_VARIABLES = (
+VARIABLES_REMEDY = (
     "Every variable must exist before training: make it in the model's __init__ (or run the model once before building "
     "the learner). Values that a module sows are no state: output, sown = nnx.capture(model, nnx.Intermediate)(x)"
 )
-OF_COLLECTIONS = (
+COLLECTIONS_REMEDY = (
     "Every variable must be among those of Linen(module, variables) before training. A collection that the module "
     "sows into is not state: leave it out, and read it with out, sown = model(x, mutable=['losses'])"
 )
 MOST_NAMED = 8  # paths, in a message
-OF_TREES = (
+TREES_REMEDY = (
     "Return everything that the step got, in the same containers. Variables of modules must exist before training"
 )
-OF_GRADIENTS = "Return the gradients of jax.grad with respect to the model that the step got"
+GRADIENTS_REMEDY = "Return the gradients of jax.grad with respect to the model that the step got"
 
 
 class ModelAdapter(abc.ABC):
@@ -71,7 +71,7 @@ class ModelAdapter(abc.ABC):
       given_modes: by path, True for each layer that has modes and was given in eval mode.
       kept_in_eval: the paths of layers that train mode leaves in eval mode; see `keeping_in_eval`.
       rngs: the names of the random streams that each call of a linen module gets.
-      of_variables: the remedy if a step adds or removes variables.
+      variables_remedy: the remedy if a step adds or removes variables.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class ModelAdapter(abc.ABC):
     given_modes: Mapping[str, bool] = types.MappingProxyType({})
     kept_in_eval: frozenset[str] = frozenset()
     rngs: tuple[str, ...] = ()
-    of_variables = OF_VARIABLES
+    variables_remedy = VARIABLES_REMEDY
 
     @abc.abstractmethod
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
@@ -173,8 +173,8 @@ class ModelAdapter(abc.ABC):
         """Return the model state after a step. Raise if the step added or removed variables."""
         params, model_state = self.read_all(model)
         what = "a step changed the variables of the model"
-        same_structure(params, self.params, what, self.of_variables)
-        return same_structure(model_state, self.model_state, what, self.of_variables)
+        same_structure(params, self.params, what, self.variables_remedy)
+        return same_structure(model_state, self.model_state, what, self.variables_remedy)
 
 
 def select_leaves(given: Mapping[str, Any], tree: PyTree, known: Container[str], default: PyTree) -> PyTree:
@@ -197,7 +197,7 @@ def same_tree(a: PyTree, b: PyTree) -> bool:
     return bool(structures[0] == structures[1])
 
 
-def same_structure(got: PyTree, needed: PyTree, what: str, remedy: str = OF_VARIABLES) -> PyTree:
+def same_structure(got: PyTree, needed: PyTree, what: str, remedy: str = VARIABLES_REMEDY) -> PyTree:
     """Return `got` if it has the structure of `needed`. Otherwise raise an error with the paths that differ, and the
     remedy.
     """

@@ -13,7 +13,7 @@ from learner.models.adapters import check_trainable
 from learner.models.base import ModelAdapter
 from learner.models.linen import LinenAdapter
 from learner.models.masks import as_predicate
-from learner.models.matching import Match, chosen, match_text, matcher
+from learner.models.matching import Match, match_text, matcher, matching_paths
 from learner.models.nnx_modules import by_path
 from learner.models.tree_structure import TreeStructure, is_module
 from learner.util.text import join_names
@@ -67,7 +67,7 @@ def check_freeze_patterns(frozen: Sequence[Match], adapter: ModelAdapter, model:
             )
             continue
         try:
-            chosen(pattern, leaves | others, "freeze:")
+            matching_paths(pattern, leaves | others, "freeze:")
         except LearnerError as error:
             problems.append(Problem(error, code=error.code, **error.fields))
     return problems

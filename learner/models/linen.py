@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from learner.errors import LearnerError
-from learner.models.base import OF_COLLECTIONS, PARAMS, ModelAdapter, Trainable, select_leaves
+from learner.models.base import COLLECTIONS_REMEDY, PARAMS, ModelAdapter, Trainable, select_leaves
 from learner.models.pytrees import TreeAdapter
 from learner.util.code_location import code_location
 from learner.util.text import short
@@ -178,7 +178,7 @@ class LinenAdapter(ModelAdapter):
     """`Linen(module, variables)`."""
 
     kind = "flax.linen"
-    of_variables = OF_COLLECTIONS
+    variables_remedy = COLLECTIONS_REMEDY
 
     def __init__(self, model: Linen, trainable: Trainable = None):
         self._module, self.rngs = model.module, model.rngs

@@ -75,7 +75,7 @@ def match_text(match: Match) -> str:
     return ", ".join(map(repr, texts)) or name_of(match)
 
 
-def chosen(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
+def matching_paths(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
     """Return the paths of the leaves that match.
 
     Args:
@@ -86,7 +86,7 @@ def chosen(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
     Raises:
       LearnerError: nothing matches.
 
-    >>> chosen("bias", {"out.kernel": 1, "out.bias": 2}, "a group")
+    >>> matching_paths("bias", {"out.kernel": 1, "out.bias": 2}, "a group")
     ['out.bias']
     """
     matches = matcher(match)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.models.base import ARRAYS, OF_TREES, STATE, ModelAdapter, Trainable, same_structure, select_leaves
+from learner.models.base import ARRAYS, STATE, TREES_REMEDY, ModelAdapter, Trainable, same_structure, select_leaves
 from learner.models.nnx_modules import (
     annotation,
     copy_array,
@@ -198,7 +198,7 @@ class TreeAdapter(ModelAdapter):
         rows = jax.tree_util.tree_leaves_with_path(model)
         if [path_name(path) for path, _ in rows] != self._names:
             what = "a step returned another model than it was given"
-            same_structure(model, self._tree.unflatten(self._names), what, OF_TREES)
+            same_structure(model, self._tree.unflatten(self._names), what, TREES_REMEDY)
         leaves = [leaf for _, leaf in rows]
         self._refuse_new_numbers(leaves)
         self._refuse_untied(leaves)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError, near, one_error
-from learner.models.matching import Match, chosen, matcher
+from learner.models.matching import Match, matcher, matching_paths
 from learner.optimizers.base import Change, OptimizerFactory, refuse_no_function
 from learner.optimizers.partition import in_parts
 from learner.schedules.base import needs_run_length
@@ -141,7 +141,7 @@ class Groups(OptimizerFactory):
         """Return the tree of the parameters' groups: `"0"`, `"1"`, ... in order, or `"rest"`."""
         leaves = named_leaves(params)
         paths_of_group = {
-            number: chosen(group.match, leaves, f"among the trained parameters, group {number} of Groups,")
+            number: matching_paths(group.match, leaves, f"among the trained parameters, group {number} of Groups,")
             for number, group in self._numbered()
         }
         label: dict[str, str] = {}

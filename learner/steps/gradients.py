@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.models.adapters import adapter_of
-from learner.models.base import OF_GRADIENTS, Trainable, same_structure, same_tree
+from learner.models.base import GRADIENTS_REMEDY, Trainable, same_structure, same_tree
 from learner.steps.key_streams import MODEL_STREAM
 from learner.steps.outputs import TrainOutput
 from learner.steps.step_definition import step_fn
@@ -104,7 +104,7 @@ def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Cal
             (_, (own, output, carried, streams)), grads = jax.value_and_grad(forward, has_aux=True)(adapter.params)
         if own is not None:
             grads = same_structure(
-                adapter.grads(own), adapter.params, f"{fn.name} returned other gradients", OF_GRADIENTS
+                adapter.grads(own), adapter.params, f"{fn.name} returned other gradients", GRADIENTS_REMEDY
             )
         after = adapter.put(model, carried, adapter.streams if key is not None else streams)
         return (output, after) if returns_model[-1] else output, grads

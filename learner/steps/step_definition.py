@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.models.base import OF_GRADIENTS, ModelAdapter, same_structure, same_tree
+from learner.models.base import GRADIENTS_REMEDY, ModelAdapter, same_structure, same_tree
 from learner.steps.axis import Axis
 from learner.steps.batch_transforms import BatchTransform, transformed
 from learner.steps.eval_params import eval_params
@@ -340,7 +340,7 @@ class StepDefinition:
         """Return the gradients of the train step's result, by the names of `params`."""
         assert self.train is not None
         what = f"{self.train.name} returned other gradients than the model's"
-        grads = same_structure(self.adapter.grads(grads), params, what, OF_GRADIENTS)
+        grads = same_structure(self.adapter.grads(grads), params, what, GRADIENTS_REMEDY)
         each_example = self.train.returns_gradients and not self.accumulates  # may then be `[examples, ...]`
         for name, g, p in zip(named_leaves(params), jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
             if jnp.shape(g) != p.shape and not (each_example and jnp.shape(g)[1:] == p.shape):

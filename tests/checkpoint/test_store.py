@@ -507,7 +507,7 @@ def test_object_store_has_a_timeout(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()], ids=repr)
-@pytest.mark.parametrize("reads", ["metadata", "text_of"])
+@pytest.mark.parametrize("reads", ["metadata", "read_text"])
 def test_error_of_the_process_is_no_damage(three, monkeypatch, error, reads):
     """Otherwise a run would resume from an older checkpoint, and move this one away."""
     store, step = three, 18
