@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import types
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from learner.models.base import ModelAdapter, NothingToTrainError, Trainable
 from learner.models.linen import Linen, LinenAdapter
 from learner.models.masks import as_predicate
 from learner.models.matching import check_predicate
-from learner.models.nnx_modules import NnxAdapter, mark_traced, nnx_modules, refuse_values
+from learner.models.nnx_modules import NnxAdapter, is_filter, mark_traced, nnx_modules, refuse_values
 from learner.models.pytrees import TreeAdapter
 from learner.models.tree_structure import is_module
 from learner.util.default_device import default_device
@@ -94,16 +93,15 @@ def check_trainable(trainable: Any, takes_filters: bool) -> None:
             "predicate of the paths that experiment.log lists, such as lambda path, x: path.startswith('layers.2')",
             code="model-trainable-type",
         )
-    is_predicate = trainable is None or (callable(trainable) and not isinstance(trainable, type))
-    is_filter = takes_filters and isinstance(trainable, type | bool | tuple | list | types.EllipsisType)
-    if not is_predicate and not is_filter:
+    is_predicate = callable(trainable) and not isinstance(trainable, type)
+    if not (trainable is None or is_predicate or (takes_filters and is_filter(trainable))):
         filters = ", or of an nnx model a filter such as nnx.LoRAParam or nnx.WithTag('x')" if takes_filters else ""
         raise LearnerError(
             f"trainable is {trainable!r}; it needs a predicate such as lambda path, x: 'head' in path, a tree of "
             f"booleans{filters}",
             code="model-trainable-type",
         )
-    if is_predicate and trainable is not None:
+    if is_predicate:
         check_predicate(trainable)
 
 

@@ -1,8 +1,6 @@
 """Parameters that are not trained."""
 
-import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +12,7 @@ from learner.models.base import ModelAdapter
 from learner.models.linen import LinenAdapter
 from learner.models.masks import as_predicate
 from learner.models.matching import Match, match_text, matcher, matching_paths
-from learner.models.nnx_modules import by_path
+from learner.models.nnx_modules import by_path, is_filter
 from learner.models.tree_structure import TreeStructure, is_module
 from learner.util.text import join_names
 from learner.util.trees import named_leaves
@@ -34,7 +32,7 @@ def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
     def is_frozen(path: str, leaf: Any) -> bool:
         return any(matches(path, leaf) for matches in matchers)
 
-    if trainable is None or isinstance(trainable, types.FunctionType | types.MethodType | partial):
+    if not is_filter(trainable):
         is_trained: Callable[[str, Any], bool] = trainable or (lambda path, leaf: True)
         return lambda path, leaf: is_trained(path, leaf) and not is_frozen(path, leaf)
     from flax import nnx

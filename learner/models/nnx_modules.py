@@ -3,7 +3,6 @@
 import itertools
 import types
 from collections.abc import Callable, Container
-from functools import partial
 from typing import Any
 
 import jax
@@ -188,7 +187,9 @@ def annotation(variable: Any) -> tuple[Any, ...]:
 
 
 def is_filter(trainable: Trainable) -> bool:
-    """Return True for an nnx filter that is not a function, such as `nnx.LoRAParam` and `nnx.PathContains("head")`."""
+    """Return True for a filter of nnx, such as `nnx.LoRAParam` and `nnx.PathContains("head")`; False for a predicate of
+    paths and arrays, a function or an object of the user's.
+    """
     of_nnx = type(trainable).__module__.startswith("flax.nnx")
     return of_nnx or isinstance(trainable, type | bool | tuple | list | types.EllipsisType)
 
@@ -198,7 +199,7 @@ def trained_filter(trainable: Trainable) -> Any:
     from flax import nnx
 
     chosen = nnx.Param if trainable is None else trainable
-    if isinstance(trainable, types.FunctionType | types.MethodType | partial):
+    if trainable is not None and not is_filter(trainable):
         chosen = nnx.All(nnx.Param, by_path(trainable))
     # A filter such as nnx.PathContains("head") selects all variables there.
     return nnx.All(chosen, nnx.Not(nnx.Any(nnx.RngState, nnx.BatchStat)), _is_inexact)

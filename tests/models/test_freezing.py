@@ -12,6 +12,8 @@ from flax import linen, nnx
 
 from learner import ClassificationOutput, LearnerBuilder, Linen, load_checkpoint
 from learner.errors import LearnerError
+from learner.models.adapters import adapter_of
+from learner.models.freezing import trained_of
 from learner.util.trees import named_leaves
 from tests.support.codes import raises_code
 from tests.support.runs import Net, batches, bits, build_line, line, line_step, quiet, shuffled, valid_data
@@ -51,6 +53,30 @@ def test_no_gradient_of_frozen_parameters_is_computed(tmp_path):
     model = {"w": jnp.ones((3, 2)), "v": jnp.ones((2, 3))}
     quiet(tmp_path / "run").freeze("w").build(model, optax.sgd, 0.1, train_step=step).fit(batches())
     assert set(backward) == {"v"}
+
+
+class Within:
+    """A predicate of the paths that begin with a text."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def __call__(self, path, array):
+        return path.startswith(self.names) and array.ndim > 0
+
+
+def test_a_predicate_may_be_an_object():
+    plain = {name: {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)} for name in ("body", "head", "tail")}
+    linear = lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0))  # noqa: E731
+    for model in (plain, nnx.Dict(body=linear(), head=linear(), tail=linear())):
+        trained = Within("body", "head")
+        assert {*named_leaves(adapter_of(model, trained).params)} == {
+            "body.kernel",
+            "body.bias",
+            "head.kernel",
+            "head.bias",
+        }
+        assert {*named_leaves(adapter_of(model, trained_of(trained, ["^body"])).params)} == {"head.kernel", "head.bias"}
 
 
 class Head(linen.Module):
