@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import os
-import re
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +42,7 @@ from learner.steps.train_state import TrainState
 from learner.util.addresses import is_address, refuse_store
 from learner.util.machine import machine_memory
 from learner.util.number_checks import check_int, is_int, plain_numbers
+from learner.util.several import as_several
 from learner.util.text import printable, short
 
 Array = Any
@@ -259,8 +259,8 @@ def load_scheduler(path: str | Path) -> SchedulerRecord:
 
 
 def _split_model(model: Any, trainable: Any, freeze: Match | Sequence[Match]) -> ModelAdapter:
-    several = [freeze] if isinstance(freeze, str | re.Pattern) or callable(freeze) else list(freeze)
-    return adapter_of(materialize(model), trained_of(trainable, several) if several else trainable, shared=True)
+    frozen = tuple(as_several(freeze))
+    return adapter_of(materialize(model), trained_of(trainable, frozen) if frozen else trainable, shared=True)
 
 
 def _advice(optimizer: Any) -> str:

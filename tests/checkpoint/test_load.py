@@ -268,6 +268,8 @@ def test_missing_checkpoints(three, tmp_path):
         load_checkpoint(three, np.int64(7))
     with raises_code("checkpoint-not-found", name="step 7"):
         load_checkpoint(three, step=7)
+    with raises_code("params-match-type", "5"):
+        load_checkpoint(three, "latest", line(), freeze=5)
 
 
 def test_a_model_in_place_of_which(tmp_path):
