@@ -54,7 +54,7 @@ class CheckpointOptions:
         if self.directory is not None:
             refuse_store(self.directory)
         seconds = self.every_seconds
-        if seconds is not None and (not is_number(seconds) or seconds <= 0):
+        if seconds is not None and not (is_number(seconds) and seconds > 0):  # NaN is not greater either
             raise LearnerError(
                 f"every_seconds of with_file_checkpointer is {seconds!r}; it needs a number of seconds greater than 0",
                 code="checkpoint-every-seconds-value",

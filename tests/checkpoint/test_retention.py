@@ -31,6 +31,7 @@ ITEMS = "checkpoint-record-items-unknown"
         ({"every_steps": 0}, NUMBER),
         ({"every_steps": 2.0}, NUMBER),
         ({"every_seconds": 0}, SECONDS),
+        ({"every_seconds": float("nan")}, SECONDS),
         ({"every_seconds": "60"}, SECONDS),
         ({"mode": "lowest"}, "checkpoint-mode-unknown"),
         ({"record_items": ("model", "data"), "record": JsonRecorder()}, ITEMS),
