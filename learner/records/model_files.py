@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -
         raise LearnerError(
             f"there is no directory {target.parent} to save {target.name} in", code="record-directory-missing"
         )
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
         with partial.open("xb") as file:
             recorder.write(model, file)

@@ -132,6 +132,21 @@ def test_saving_is_atomic(tmp_path):
     assert os.listdir(tmp_path) == ["model.mpk.gz"]
 
 
+def test_two_threads_save_to_one_path(tmp_path, monkeypatch):
+    path = tmp_path / "model.mpk"
+    write = MessagePackRecorder.write
+
+    def write_twice(recorder, model, file):  # another thread saves while the file is open
+        monkeypatch.undo()
+        save_model(path, TARGET)
+        write(recorder, model, file)
+
+    monkeypatch.setattr(MessagePackRecorder, "write", write_twice)
+    save_model(path, MODEL)
+    assert load_model(path, TARGET)["n"] == 3
+    assert os.listdir(tmp_path) == ["model.mpk"]
+
+
 def test_missing_files_and_directories(tmp_path):
     with raises_code("record-directory-missing", "absent", "model.mpk"):
         save_model(tmp_path / "absent" / "model.mpk", MODEL)
