@@ -151,8 +151,9 @@ class DatasetReport:
           The number of images in the file.
 
         Raises:
-          LearnerError: the field has no images.
+          LearnerError: the field has no images, or `columns` is below 1.
         """
+        columns = check_int("columns", columns, least=1)
         name = field if field is not None else next(iter(self.image_fields()), "")
         images = self._images.get(name) or []
         if not images:

@@ -232,6 +232,8 @@ def test_contact_sheet(tmp_path):
         report.save_images(tmp_path / "b.png", "label")
     with raises_code("data-without-images", "train"):
         DatasetReport(ARRAYS, "train").save_images(tmp_path / "b.png")
+    with raises_code("data-number-value", name="columns", value=0):
+        report.save_images(tmp_path / "b.png", columns=0)
 
 
 @pytest.mark.parametrize(
