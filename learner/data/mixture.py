@@ -10,7 +10,6 @@ from learner.data.array_dataset import ArrayConcat, ArrayDataset
 from learner.data.dataset import Dataset, View, chain_text, inner_of, read_item
 from learner.data.label_names import label_conflicts
 from learner.data.mixture_checks import (
-    UncheckedStream,
     check_fields,
     check_source_field,
     check_sources,
@@ -75,7 +74,7 @@ def mix(
             check_int(f"the {name} of a mixture", value, least)
         except LearnerError as error:
             problems.append(Problem(str(error), code=error.code, **error.fields))
-    streams = any(isinstance(source, UncheckedStream) for source in datasets.values())
+    streams = not all(isinstance(source, Dataset) for source in datasets.values())
     if exhausted not in (None, *EXHAUSTED) or (exhausted is not None and not streams and not problems):
         problems.append(
             Problem(
@@ -89,10 +88,7 @@ def mix(
             raise one_error(problems, "this cannot be mixed", code="data-mixture-unusable")
         given = [Fraction(1)] * len(names) if weights is None else fractions_of(weights, names)
         draws = MixtureDraws([1] * len(names), given, BLOCK, int(seed))
-        plain = {
-            name: source.data if isinstance(source, UncheckedStream) else source for name, source in datasets.items()
-        }
-        return StreamMixture(plain, draws, size=size, exhausted=exhausted or "stop", source_field=source_field)
+        return StreamMixture(datasets, draws, size=size, exhausted=exhausted or "stop", source_field=source_field)
     items = first_items(datasets)
     problems += check_fields(datasets, items)
     if source_field is not None:

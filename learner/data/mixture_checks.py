@@ -1,6 +1,5 @@
 """Checks of the arguments of a mixture. One error lists all problems."""
 
-import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ Kind = tuple[str, tuple[int | None, ...]]  # dtype and shape
 
 
 def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of all sources, and the readable ones as datasets or unchecked streams."""
+    """Return the names of all sources, and the readable ones: datasets, or streams, of which no item is read."""
     if not isinstance(sources, Mapping | list | tuple):
         problems.append(
             Problem(
@@ -39,10 +38,10 @@ def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str
     datasets = {}
     for name, source in named.items():
         try:
-            datasets[name] = _dataset(name, source)
+            datasets[name] = _checked(name, source)
         except LearnerError as error:
             problems.append(Problem(f"source {name!r}: {error}", code=error.code, **error.fields))
-    streams = [each.data for each in datasets.values() if isinstance(each, UncheckedStream)]
+    streams = [each for each in datasets.values() if not isinstance(each, Dataset)]
     if len({id(stream) for stream in streams}) < len(streams):
         problems.append(
             Problem(
@@ -53,18 +52,8 @@ def check_sources(sources: Any, problems: Problems) -> tuple[list[str], dict[str
     return list(map(str, named)), datasets
 
 
-@dataclasses.dataclass(frozen=True)
-class UncheckedStream:
-    """A source without an index, of which no item has been read.
-
-    Attributes:
-      data: an iterable of items, or a function that returns one.
-    """
-
-    data: Any
-
-
-def _dataset(name: Any, source: Any) -> "Dataset | UncheckedStream":
+def _checked(name: Any, source: Any) -> Any:
+    """Return a source as a dataset, or a stream unchanged: an iterable of items, or a function that returns one."""
     if not isinstance(name, str) or not name:
         raise LearnerError("the name of a source needs to be a text", code="data-mixture-name-type")
     source = adapt(source)
@@ -87,7 +76,7 @@ def _dataset(name: Any, source: Any) -> "Dataset | UncheckedStream":
             code="data-mixture-stream-random",
             source=name,
         )
-    return UncheckedStream(source)
+    return source
 
 
 def check_weights(weights: Any, names: Sequence[str]) -> Iterator[Problem]:
