@@ -100,19 +100,19 @@ class ArrayDataset(Dataset):
         # `take` is faster, but would first copy all of an array that is not contiguous.
         return [leaf.take(rows, axis=0) if leaf.flags.c_contiguous else leaf[rows] for leaf in self._leaves]
 
-    def _select(self, rows: np.ndarray, call: str) -> Dataset:
+    def _view_rows(self, rows: np.ndarray, call: str) -> Dataset:
         if (np.diff(rows) == 1).all():  # a slice, which needs no index
-            return self._slice(slice(int(rows[0]), int(rows[-1]) + 1), call)
+            return self._view_slice(slice(int(rows[0]), int(rows[-1]) + 1), call)
         return ArrayRows(self, rows, call)
 
-    def _slice(self, rows: slice, call: str) -> Dataset:
+    def _view_slice(self, rows: slice, call: str) -> Dataset:
         return self._with_leaves([leaf[rows] for leaf in self._leaves])
 
-    def _concat(self, others: list[Dataset]) -> Dataset:
+    def _view_concat(self, others: list[Dataset]) -> Dataset:
         arrays = [other for other in others if isinstance(other, ArrayDataset)]
-        return ArrayConcat([self, *arrays]) if len(arrays) == len(others) else super()._concat(others)
+        return ArrayConcat([self, *arrays]) if len(arrays) == len(others) else super()._view_concat(others)
 
-    def _window(self, size: int, stride: int, count: int) -> Dataset:
+    def _view_windows(self, size: int, stride: int, count: int) -> Dataset:
         def windows(leaf: np.ndarray) -> np.ndarray:
             return np.moveaxis(np.lib.stride_tricks.sliding_window_view(leaf, size, axis=0)[::stride], -1, 1)
 
@@ -132,13 +132,13 @@ class _ArrayView(ArrayDataset):
         return label_names(self)
 
     def __repr__(self) -> str:
-        return f"{self._chain()}: {len(self)} rows"
+        return f"{self._view_text()}: {len(self)} rows"
 
-    def _slice(self, rows: slice, call: str) -> Dataset:
+    def _view_slice(self, rows: slice, call: str) -> Dataset:
         return ArrayRows(self, np.arange(rows.start, rows.stop, rows.step), call)
 
-    def _window(self, size: int, stride: int, count: int) -> Dataset:
-        return Dataset._window(self, size, stride, count)  # windows of copies would need `size` times the memory
+    def _view_windows(self, size: int, stride: int, count: int) -> Dataset:
+        return Dataset._view_windows(self, size, stride, count)  # windows of copies would need `size` times the memory
 
 
 class ArrayRows(_ArrayView):
@@ -149,7 +149,7 @@ class ArrayRows(_ArrayView):
         self._data, self._index, self._call = data, rows, call
         if isinstance(data, ArrayRows):  # one index is enough, however many views
             self._data, self._index, self._call = data._data, data._index[rows], f"{data._call}{call}"
-        self._inner = (self._data,)
+        self._viewed = (self._data,)
         self._rows = len(rows)
 
     @property
@@ -169,8 +169,8 @@ class ArrayRows(_ArrayView):
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self._data[int(self._index[item_number(index, len(self), "an ArrayDataset")])]
 
-    def _chain(self) -> str:
-        return f"{self._data._chain()}{self._call}"
+    def _view_text(self) -> str:
+        return f"{self._data._view_text()}{self._call}"
 
     def _kinds(self) -> dict[str, str]:
         return self._data._kinds()
@@ -192,7 +192,7 @@ class ArrayConcat(_ArrayView):
     def __init__(self, parts: Sequence[ArrayDataset]) -> None:
         self._structure = parts[0]._structure
         self._parts: tuple[ArrayDataset, ...] = tuple(parts)
-        self._inner = self._parts
+        self._viewed = self._parts
         self._starts = np.cumsum([0, *map(len, parts)])
         self._rows = int(self._starts[-1])
         for number, part in enumerate(parts[1:], 1):
@@ -217,8 +217,8 @@ class ArrayConcat(_ArrayView):
         which = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self._parts[which][row - int(self._starts[which])]
 
-    def _chain(self) -> str:
-        return f"{self._parts[0]._chain()}.concat({', '.join(part._chain() for part in self._parts[1:])})"
+    def _view_text(self) -> str:
+        return f"{self._parts[0]._view_text()}.concat({', '.join(part._view_text() for part in self._parts[1:])})"
 
     def _kinds(self) -> dict[str, str]:
         return self._parts[0]._kinds()

@@ -49,7 +49,7 @@ def describe_dataset(dataset: Any) -> str:
     """
     if not isinstance(dataset, Dataset):
         return type(dataset).__qualname__
-    text = dataset._chain()
+    text = dataset._view_text()
     return type(dataset).__qualname__ if ADDRESS.search(text) else text[:LONGEST]
 
 

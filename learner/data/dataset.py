@@ -54,7 +54,8 @@ class Dataset(abc.ABC):
     range(100 items).shuffle(seed=1).slice(0, 10, 1).map(float): 10 items
     """
 
-    _inner: tuple[Any, ...] = ()  # the datasets that a view reads
+    # Derived classes have private attributes, too: `_inner`, `_window`. Those of this class have other names.
+    _viewed: tuple[Any, ...] = ()  # the datasets that a view reads
     _redraws = False  # the same numbers are other rows in each epoch
     _makes_items = False  # a user's function computes the items from those that the view reads
 
@@ -126,7 +127,7 @@ class Dataset(abc.ABC):
         ['c', 'a', 'c']
         """
         chosen = indices.select_indices(rows, len(self))
-        return self._select(chosen, f".select({len(chosen)} of {len(self)})")
+        return self._view_rows(chosen, f".select({len(chosen)} of {len(self)})")
 
     def slice(self, start: int | None = None, stop: int | None = None, step: int = 1) -> "Dataset":
         """Select the items from `start` on, before `stop`, each `step`-th; negative numbers count from the end.
@@ -138,7 +139,7 @@ class Dataset(abc.ABC):
         ([7, 8, 9], [0, 3, 6])
         """
         rows = indices.slice_indices(start, stop, step, len(self))
-        return self._slice(rows, f".slice({rows.start}, {rows.stop}, {rows.step})")
+        return self._view_slice(rows, f".slice({rows.start}, {rows.stop}, {rows.step})")
 
     def shuffle(self, seed: int = 0) -> "Dataset":
         """Put all items into a random order, the same in every epoch. (A loader shuffles anew in each epoch.)
@@ -146,7 +147,7 @@ class Dataset(abc.ABC):
         >>> list(view(range(5)).shuffle(seed=1))
         [0, 3, 4, 1, 2]
         """
-        return self._select(indices.shuffle_indices(len(self), seed), f".shuffle(seed={seed})")
+        return self._view_rows(indices.shuffle_indices(len(self), seed), f".shuffle(seed={seed})")
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Dataset, ...]":
         """Split the items into parts, such as for training and validation. Every item is in exactly one part.
@@ -166,7 +167,7 @@ class Dataset(abc.ABC):
         _refuse_redrawn(self, "split")
         parts = indices.split_indices(len(self), fractions, seed)
         call = f".split({[float(fraction) for fraction in fractions]}, seed={seed})"
-        return tuple(self._select(rows, f"{call}[{number}]") for number, rows in enumerate(parts))
+        return tuple(self._view_rows(rows, f"{call}[{number}]") for number, rows in enumerate(parts))
 
     def part(self, which: int, fractions: Sequence[float], seed: int | None = 0) -> "Dataset":
         """Return part number `which` (from 0) of `split`, for configs.
@@ -192,7 +193,7 @@ class Dataset(abc.ABC):
         folds = indices.fold_indices(len(self), k, seed)
         call = f".k_fold({k}, seed={seed})"
         return [
-            (self._select(train, f"{call}[{i}].train"), self._select(valid, f"{call}[{i}].valid"))
+            (self._view_rows(train, f"{call}[{i}].train"), self._view_rows(valid, f"{call}[{i}].valid"))
             for i, (train, valid) in enumerate(folds)
         ]
 
@@ -231,7 +232,7 @@ class Dataset(abc.ABC):
         ['a', 'c', 'c', 'a', 'c']
         """
         rows = indices.sample_indices(len(self), size, replacement, weights, seed)
-        return self._select(rows, f".sample({len(rows)} of {len(self)}, seed={seed})")
+        return self._view_rows(rows, f".sample({len(rows)} of {len(self)}, seed={seed})")
 
     def concat(self, *others: Any) -> "Dataset":
         """Append the items of other datasets.
@@ -243,11 +244,11 @@ class Dataset(abc.ABC):
         [1, 2, 3, 0, 1]
         """
         if not others:
-            return self._select(np.arange(len(self)), "")
+            return self._view_rows(np.arange(len(self)), "")
         datasets = [self, *map(view, others)]
         if problems := label_conflicts({f"dataset {number}": each for number, each in enumerate(datasets)}):
             raise one_error(problems, "these cannot be joined", code="data-labels-conflict")
-        return self._concat(datasets[1:])
+        return self._view_concat(datasets[1:])
 
     def windows(self, size: int, stride: int | None = None) -> "Dataset":
         """Stack `size` consecutive items, with a window every `stride` items. An incomplete window is dropped.
@@ -262,23 +263,23 @@ class Dataset(abc.ABC):
         >>> [window.tolist() for window in view(range(7)).windows(3, stride=2)]
         [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
         """
-        return self._window(*indices.window_starts(len(self), size, stride))
+        return self._view_windows(*indices.window_starts(len(self), size, stride))
 
     # Arrays override these four methods so that their views stay arrays. `call` is the text of the call, for `repr`.
 
-    def _select(self, rows: np.ndarray, call: str) -> "Dataset":
+    def _view_rows(self, rows: np.ndarray, call: str) -> "Dataset":
         return Selected(self, rows, call)
 
-    def _slice(self, rows: Slice, call: str) -> "Dataset":
-        return self._select(np.arange(rows.start, rows.stop, rows.step), call)
+    def _view_slice(self, rows: Slice, call: str) -> "Dataset":
+        return self._view_rows(np.arange(rows.start, rows.stop, rows.step), call)
 
-    def _concat(self, others: "list[Dataset]") -> "Dataset":
+    def _view_concat(self, others: "list[Dataset]") -> "Dataset":
         return Concatenated([self, *others])
 
-    def _window(self, size: int, stride: int, count: int) -> "Dataset":
+    def _view_windows(self, size: int, stride: int, count: int) -> "Dataset":
         return Windowed(self, size, stride, count)
 
-    def _chain(self) -> str:
+    def _view_text(self) -> str:
         """Return the text with which the `repr` of a view begins."""
         return repr(self)
 
@@ -313,7 +314,7 @@ class View(Dataset):
     place = ""
 
     def __init__(self, inner: Sequence[Any], call: str = "") -> None:
-        self._inner = tuple(inner)
+        self._viewed = tuple(inner)
         self._call = call
 
     # Not of `Dataset`: derived classes have attributes, or fields of a dataclass, with this name.
@@ -336,17 +337,17 @@ class View(Dataset):
         return self._item(item_number(index, len(self), type(self).__name__), epoch)
 
     def __len__(self) -> int:
-        return len(self._inner[0])
+        return len(self._viewed[0])
 
     def _item(self, number: int, epoch: int) -> Any:
-        return read_item(self._inner[0], number, epoch)
+        return read_item(self._viewed[0], number, epoch)
 
     def _read(self, which: int, number: int, epoch: int) -> Any:
         """Read an item of a dataset below this view. Errors get a note with its number there, which may differ."""
         try:
-            return read_item(self._inner[which], number, epoch)
+            return read_item(self._viewed[which], number, epoch)
         except Exception as error:
-            error.add_note(f"while reading item {number} of {type(self._inner[which]).__name__}")
+            error.add_note(f"while reading item {number} of {type(self._viewed[which]).__name__}")
             raise
 
     def _apply(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -360,11 +361,11 @@ class View(Dataset):
     def _location(self) -> str:
         return f" ({self.place})" if self.place else ""
 
-    def _chain(self) -> str:
-        return f"{chain_text(self._inner[0])}{self._call}"
+    def _view_text(self) -> str:
+        return f"{chain_text(self._viewed[0])}{self._call}"
 
     def __repr__(self) -> str:
-        return f"{self._chain()}: {len(self)} items"
+        return f"{self._view_text()}: {len(self)} items"
 
 
 def _copied(item: Any) -> Any:
@@ -391,7 +392,7 @@ class SequenceView(View):
     """The items of any object with a length and an index."""
 
     def __repr__(self) -> str:
-        return self._chain()
+        return self._view_text()
 
 
 class Mapped(View):
@@ -405,10 +406,10 @@ class Mapped(View):
 
     def window_spans(self) -> list[WindowSpans]:
         """See `View`."""
-        return _spans_of(self._inner[0])
+        return _spans_of(self._viewed[0])
 
     def _item(self, number: int, epoch: int) -> Any:
-        return self._apply(self._fn, _copied(read_item(self._inner[0], number, epoch)))
+        return self._apply(self._fn, _copied(read_item(self._viewed[0], number, epoch)))
 
 
 class Augmented(View):
@@ -424,10 +425,10 @@ class Augmented(View):
 
     def window_spans(self) -> list[WindowSpans]:
         """See `View`."""
-        return _spans_of(self._inner[0])
+        return _spans_of(self._viewed[0])
 
     def _item(self, number: int, epoch: int) -> Any:
-        item = read_item(self._inner[0], number, epoch)
+        item = read_item(self._viewed[0], number, epoch)
         with self._streams.at(epoch, number) as rng:
             return self._apply(self._fn, _copied(item), rng)
 
@@ -444,7 +445,7 @@ class Selected(View):
 
     def window_spans(self) -> list[WindowSpans]:
         """See `View`."""
-        return [spans.take(self._rows) for spans in _spans_of(self._inner[0])]
+        return [spans.take(self._rows) for spans in _spans_of(self._viewed[0])]
 
     def _item(self, number: int, epoch: int) -> Any:
         return self._read(0, int(self._rows[number]), epoch)
@@ -459,10 +460,10 @@ class Filtered(View):
 
     @functools.cached_property
     def _rows(self) -> np.ndarray:
-        kept = [n for n in range(len(self._inner[0])) if self._apply(self._fn, self._read(0, n, 1))]
+        kept = [n for n in range(len(self._viewed[0])) if self._apply(self._fn, self._read(0, n, 1))]
         if not kept:
             raise LearnerError(
-                f"{self._chain()}{self._location()} keeps none of {len(self._inner[0])} items",
+                f"{self._view_text()}{self._location()} keeps none of {len(self._viewed[0])} items",
                 code="data-filter-keeps-none",
             )
         return np.array(kept, np.intp)
@@ -472,7 +473,7 @@ class Filtered(View):
 
     def window_spans(self) -> list[WindowSpans]:
         """See `View`."""
-        return [spans.take(self._rows) for spans in _spans_of(self._inner[0])]
+        return [spans.take(self._rows) for spans in _spans_of(self._viewed[0])]
 
     def _item(self, number: int, epoch: int) -> Any:
         return self._read(0, int(self._rows[number]), epoch)
@@ -482,7 +483,7 @@ class Filtered(View):
         return self.__dict__
 
     def __repr__(self) -> str:
-        return f"{self._chain()}: {len(self)} items" if "_rows" in self.__dict__ else self._chain()
+        return f"{self._view_text()}: {len(self)} items" if "_rows" in self.__dict__ else self._view_text()
 
 
 class Concatenated(View):
@@ -513,7 +514,7 @@ class Windowed(View):
     def window_spans(self) -> list[WindowSpans]:
         """See `View`."""
         starts = self._stride * np.arange(self._count)
-        return [WindowSpans(id(self._inner[0]), starts, self._size)] if self._stride < self._size else []
+        return [WindowSpans(id(self._viewed[0]), starts, self._size)] if self._stride < self._size else []
 
     def _item(self, number: int, epoch: int) -> Any:
         first = number * self._stride
@@ -590,13 +591,13 @@ def _spans_of(data: Any) -> list[WindowSpans]:
 def is_epoch_dependent(data: Any) -> bool:
     """Return True if items may differ between epochs."""
     if isinstance(data, View):
-        return data.random or any(map(is_epoch_dependent, data._inner))
+        return data.random or any(map(is_epoch_dependent, data._viewed))
     return isinstance(data, Dataset) and type(data).item_at is not Dataset.item_at
 
 
 def chain_text(data: Any) -> str:
     """Return the text for the data below a view, the beginning of the view's `repr`."""
-    return data._chain() if isinstance(data, Dataset) else f"{type(data).__name__}({len(data)} items)"
+    return data._view_text() if isinstance(data, Dataset) else f"{type(data).__name__}({len(data)} items)"
 
 
 def inner_of(data: Any) -> tuple[Any, ...]:
@@ -607,7 +608,7 @@ def inner_of(data: Any) -> tuple[Any, ...]:
     >>> inner_of(view({"x": np.arange(3)}).shuffle())
     (ArrayDataset(3 rows: x int64 []),)
     """
-    return data._inner if isinstance(data, Dataset) else ()
+    return data._viewed if isinstance(data, Dataset) else ()
 
 
 def roots_of(data: Any) -> list[Any]:
@@ -621,7 +622,7 @@ def roots_of(data: Any) -> list[Any]:
 
 
 def _is_redrawn(data: Any) -> bool:
-    return isinstance(data, Dataset) and (data._redraws or any(map(_is_redrawn, data._inner)))
+    return isinstance(data, Dataset) and (data._redraws or any(map(_is_redrawn, data._viewed)))
 
 
 def _refuse_redrawn(data: Dataset, method: str) -> None:
@@ -637,7 +638,7 @@ def _refuse_redrawn(data: Dataset, method: str) -> None:
 def _count_augmentations(data: Any) -> int:
     if not isinstance(data, View):
         return 0
-    return isinstance(data, Augmented) + max(map(_count_augmentations, data._inner))
+    return isinstance(data, Augmented) + max(map(_count_augmentations, data._viewed))
 
 
 def _function_name(fn: Any, method: str) -> str:

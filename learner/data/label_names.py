@@ -38,7 +38,7 @@ def label_names(dataset: Any, behind_functions: bool = False) -> Mapping[str, Se
         return source_labels(dataset)
     if getattr(dataset, "_makes_items", False) and not behind_functions:
         return {}
-    joined = [label_names(inner, behind_functions) for inner in getattr(dataset, "_inner", ())] or [{}]
+    joined = [label_names(inner, behind_functions) for inner in getattr(dataset, "_viewed", ())] or [{}]
     fields = [field for field in joined[0] if all(field in names for names in joined)]
     longest = {field: max((names[field] for names in joined), key=len) for field in fields}
     # One list may begin with another: `label_conflicts` rejects lists that disagree.

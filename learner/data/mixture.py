@@ -201,8 +201,8 @@ class Mixture(View):
     @property
     def pool(self) -> "MixturePool | None":
         """Return the rows of all sources if they are arrays in memory, otherwise None."""
-        parts = [source for source in self._inner if isinstance(source, ArrayDataset)]
-        return MixturePool(parts, self.source_field) if len(parts) == len(self._inner) else None
+        parts = [source for source in self._viewed if isinstance(source, ArrayDataset)]
+        return MixturePool(parts, self.source_field) if len(parts) == len(self._viewed) else None
 
     def pool_rows(self, epoch: int) -> np.ndarray:
         """Return the rows of an epoch (from 1) as row numbers of the pool, int `[size]`."""
@@ -223,14 +223,14 @@ class Mixture(View):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}
 
-    def _chain(self) -> str:
+    def _view_text(self) -> str:
         return self._call
 
     def _item(self, number: int, epoch: int) -> Any:
         rows = self._rows_of(epoch)
         which, row = int(rows.source[number]), int(rows.row[number])
         try:
-            item = read_item(self._inner[which], row, int(rows.walk[number]))
+            item = read_item(self._viewed[which], row, int(rows.walk[number]))
         except Exception as error:
             error.add_note(f"while reading item {row} of the source {self.names[which]!r} of a mixture")
             raise

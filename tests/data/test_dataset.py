@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
+from learner.data.source import source_of
 from tests.support.codes import raises_code
 
 
@@ -26,6 +27,27 @@ def test_rows_are_items_in_the_structure_of_the_arrays():
 def test_rows_outside_raise(index):
     with pytest.raises(IndexError, match=f"item {index} of an ArrayDataset, which has 3: give 0 to 2, or -3 to -1"):
         ArrayDataset(np.zeros(3))[index]
+
+
+def test_datasets_have_private_attributes_of_any_name():
+    class Wrapped(Dataset):
+        def __init__(self, inner):
+            self._inner = inner
+            self._select, self._slice, self._window, self._concat, self._chain = range(5)
+
+        def __len__(self):
+            return len(self._inner)
+
+        def __getitem__(self, index):
+            return self._inner[index] * 10
+
+    data = Wrapped(np.arange(4))
+    (batch,) = DataLoaderBuilder().batch_size(4).build(data)
+    assert batch.tolist() == [0, 10, 20, 30]
+    assert source_of(data, "train", batch_size=2).peek(1).tolist() == [0, 10]
+    assert list(data.select([3]).concat(data.slice(stop=1))) == [30, 0]
+    assert [window.tolist() for window in data.windows(2)] == [[0, 10], [20, 30]]
+    assert view(data).shuffle().labels == {}
 
 
 def test_several_rows_have_a_method():
