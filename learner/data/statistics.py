@@ -54,7 +54,9 @@ class FieldStatistics:
     @property
     def counts(self) -> dict[Any, int] | None:
         """See the class."""
-        return dict(sorted(self._counts.items())) if self._counts else None
+        if not self._counts:
+            return None
+        return dict(sorted(self._counts.items(), key=lambda each: (type(each[0]).__name__, each)))
 
     def add(self, rows: np.ndarray) -> None:
         """Add rows `[rows, ...]`."""

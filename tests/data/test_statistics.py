@@ -47,6 +47,7 @@ def test_labels_are_counted_over_all_parts():
     assert of([2, 0], [2, 2, 1]).counts == {0: 1, 1: 1, 2: 3}
     assert of([True, False, True]).counts == {False: 1, True: 2}
     assert of(["b", "a"], ["b"]).counts == {"a": 1, "b": 2}
+    assert of(["b"], [3, 2], [b"a"]).counts == {2: 1, 3: 1, b"a": 1, "b": 1}
     assert of([[1, 2]]).counts is None
     assert of(np.arange(MOST_KINDS)).counts is not None
     assert of(np.arange(MOST_KINDS), [MOST_KINDS]).counts is None
