@@ -57,6 +57,10 @@ class Pad:
         self._multiple = None if multiple is None else check_int("the multiple of Pad", multiple, least=1)
         self._buckets = None if buckets is None else _buckets(buckets)
         self._fields = None if fields is None else names_of("Pad", fields)
+        if mask is not None and not isinstance(mask, str):
+            raise LearnerError(
+                f"the mask of Pad is {mask!r}: give a name, or None for no mask", code="data-pad-mask-type"
+            )
         self._value = value
         self._mask = mask
         self.needs_all_rows = length is None and len(self._buckets or ()) != 1

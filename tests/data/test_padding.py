@@ -76,6 +76,7 @@ def test_items_without_other_fields():
         (lambda: Pad(buckets=[]), "data-buckets-value", ("[]",)),
         (lambda: Pad(buckets=[4, 0]), "data-number-value", ("a bucket of Pad", "0")),
         (lambda: Pad(fields="text"), "data-fields-value", ("Pad", "'text'")),
+        (lambda: Pad(mask=False), "data-pad-mask-type", ("False", "None")),
         (lambda: Pad(fields=["txt"])(texts(1)), "data-field-missing", ("txt", "'text'")),
         (lambda: Pad(length=4)(texts(2, 5)), "data-pad-item-unfit", ("text", "1", "5", "length=4", "4")),
         (lambda: Pad(buckets=[2, 4])(texts(5)), "data-pad-item-unfit", ("5", "(buckets=[2, 4])", "4")),

@@ -68,7 +68,7 @@ def parse_columns(
     Traceback (most recent call last):
     learner.errors.LearnerError: a.csv has no column 'siez': did you mean 'size'?
     """
-    malformed = _malformed_options(fields, labels, missing, unknown)
+    malformed = _malformed_options(fields, dtypes, labels, missing, unknown)
     if malformed:
         raise one_error(malformed, f"{what} cannot be read", code="data-columns-unreadable")
     named = columns if fields is None else fields
@@ -115,14 +115,14 @@ def parse_columns(
     return spec
 
 
-def _malformed_options(fields: Any, labels: Any, missing: Any, unknown: Any) -> list[str]:
+def _malformed_options(fields: Any, dtypes: Any, labels: Any, missing: Any, unknown: Any) -> list[str]:
     """Return the problems of options that are invalid for any table."""
     problems = []
     for option, given in (("fields", fields), ("labels", labels)):
-        if given is not None and not isinstance(given, Mapping) and not _texts(given):
+        if given is not None and not isinstance(given, Mapping) and not are_texts(given):
             problems.append(f"{option} is {given!r}: it needs a mapping of fields, or a list of them")
     for field, columns in fields.items() if isinstance(fields, Mapping) else ():
-        if not isinstance(columns, str) and not _texts(columns):
+        if not isinstance(columns, str) and not are_texts(columns):
             problems.append(f"fields.{field} is {columns!r}: it needs a column, or a list of columns")
     for field, names in labels.items() if isinstance(labels, Mapping) else ():
         if names is not None and (not isinstance(names, list | tuple) or len({*map(str, names)}) < len(names)):
@@ -131,6 +131,8 @@ def _malformed_options(fields: Any, labels: Any, missing: Any, unknown: Any) -> 
             )
     if missing is not None and not is_number(missing):
         problems.append(f"missing is {missing!r}: it needs a number (NaN is .nan in YAML)")
+    if dtypes is not None and not isinstance(dtypes, Mapping):
+        problems.append(f"dtypes is {dtypes!r}: it needs a mapping of fields, such as {{'item': 'int64'}}")
     if unknown is not None and not isinstance(unknown, Mapping):
         problems.append(f"unknown is {unknown!r}: it needs a mapping of fields with labels, such as {{'item': 1000}}")
     labelled = list(labels) if isinstance(labels, Mapping | list | tuple) else []
@@ -142,5 +144,6 @@ def _malformed_options(fields: Any, labels: Any, missing: Any, unknown: Any) -> 
     return problems
 
 
-def _texts(value: Any) -> bool:
+def are_texts(value: Any) -> bool:
+    """Return True for a list of texts."""
     return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.input_files import MemoryBudget, PathLike, opened, undecodable
-from learner.data.sources.column_spec import Fields, Labels, parse_columns
+from learner.data.sources.column_spec import Fields, Labels, are_texts, parse_columns
 from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, read_files, table
 from learner.errors import LearnerError, one_error
 
@@ -74,8 +74,10 @@ def csv(
     """
 
     nulls = () if null_values is None else null_values
-    if not isinstance(nulls, list | tuple) or not all(isinstance(text, str) for text in nulls):
+    if not are_texts(nulls):
         raise LearnerError(f"null_values is {nulls!r}; it needs a list of texts", code="data-csv-null-values")
+    if names is not None and (not are_texts(names) or len({*names}) < len(names)):
+        raise LearnerError(f"names is {names!r}; it needs a list of texts, each once", code="data-csv-names")
 
     def read(file: Path) -> Table:
         budget = MemoryBudget(file, max_memory)

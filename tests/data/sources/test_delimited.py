@@ -292,6 +292,12 @@ def test_blank_lines_of_one_column_are_empty_cells(write):
         csv(write("t\n\n\n"), missing=-1)
 
 
+@pytest.mark.parametrize("names", ["ab", ["a", "a"], [1, 2]])
+def test_wrong_names(write, names):
+    with raises_code("data-csv-names", repr(names)):
+        csv(write("1,2\n"), names=names)
+
+
 def test_null_values(write):
     path = write("x,kind\nNA,a\n1.5,?\n,b\n", "na.csv")
     rows = csv(path, labels=["kind"], missing=-1, null_values=["NA", "?"])

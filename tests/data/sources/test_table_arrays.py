@@ -173,6 +173,7 @@ def test_wrong_cells(cells, options, code, values):
         ({"missing": True, "fields": 1}, "data-columns-unreadable", ("2",)),
         ({"unknown": {"a": 3}, "labels": 5}, "data-columns-unreadable", ("labels is 5", "'a'", "no labels")),
         ({"unknown": 3}, "data-columns-unreadable", ("unknown is 3",)),
+        ({"dtypes": ["a"]}, "data-columns-unreadable", ("dtypes is [",)),
         ({"unknown": {"a": 3}}, "data-columns-unreadable", ("'a'", "no labels")),
         ({"unknown": {"a": 0.5}, "labels": ["a"]}, "data-columns-unreadable", ("unknown.a", "0.5")),
         ({"unknown": {"a": 2**31}, "labels": ["a"]}, "data-columns-unreadable", ("unknown.a", "2147483648")),
