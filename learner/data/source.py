@@ -256,6 +256,7 @@ def source_of(
         return LoaderSource(split, data, share, own)
     _check_iterable(data, split)
     source: Source
+    endless = _is_endless(data)
     if isinstance(data, StreamMixture):
         data = _in_batches(data, split, batch_size, share if own else None)
         source = StreamMixtureSource(split, data.num_batches, share, own, data)
@@ -263,8 +264,8 @@ def source_of(
         source = OneShotSource(split, share, own, data)
     else:
         own = own or (share is not None and shards_itself(data, share, split))
-        source = IterableSource(split, _length(data), share, own, data)
-    source.endless = _is_endless(data)
+        source = IterableSource(split, None if endless else _length(data), share, own, data)
+    source.endless = endless
     if callable(getattr(data, "batch", None)) and type(data).__module__.partition(".")[0] in BATCHING:
         source.batchable = type(data).__name__
     return source
@@ -355,22 +356,15 @@ def _is_endless(data: Any) -> bool:
         return True
     if isinstance(data, StreamMixture):
         return data.is_endless
-    try:
-        return len(data) >= ENDLESS
-    except TypeError:
-        return False
+    return (_length(data) or 0) >= ENDLESS  # of endless Grain datasets it is near `sys.maxsize`
 
 
 def _length(data: Any) -> int | None:
-    """Return the batches per epoch, or None if unknown.
-
-    The `__len__` of PyTorch's loaders may raise; for endless Grain datasets it is near `sys.maxsize`.
-    """
+    """Return the length of data, or None if it has none: the `__len__` of PyTorch's loaders and samplers may raise."""
     try:
-        length = len(data)
-    except TypeError:
+        return len(data)
+    except (TypeError, NotImplementedError):
         return None
-    return length if length < ENDLESS else None
 
 
 def _described(data: Any) -> str:

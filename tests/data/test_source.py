@@ -42,6 +42,13 @@ class RefusesLength(Unsized):
         raise TypeError("this dataset has no len()")
 
 
+class HasNoLength(Unsized):
+    """An iterable with the `__len__` of a base class, like some of PyTorch's samplers."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
 class Numbers(Dataset):
     """A dataset of items, not of batches."""
 
@@ -73,6 +80,7 @@ REPEATABLE = {
     "tuple": (lambda: tuple(batch_list()), None, 3),
     "iterable without a length": (Unsized, None, None),
     "iterable whose length raises": (RefusesLength, None, None),
+    "iterable without an implemented length": (HasNoLength, None, None),
     "generator function": (lambda: generator_function, None, None),
     "function that returns a list": (lambda: batch_list, None, None),
     "Grain MapDataset": (grain_map, None, 3),
@@ -545,7 +553,7 @@ def test_resuming_warns_of_an_order_without_a_state(name):
     source = source_of(make(), "train", batch_size=batch_size)
     assert numbers_of(source.open(3, warn=warnings.append)) == EPOCH
     list(source.open(4, warn=pytest.fail))
-    assert len(warnings) == (name in ("iterable without a length", "iterable whose length raises"))
+    assert len(warnings) == (REPEATABLE[name][0] in (Unsized, RefusesLength, HasNoLength))
     assert all("generator=torch.Generator().manual_seed(0)" in text for text in warnings)
 
 
