@@ -22,6 +22,7 @@ from learner.data.label_names import label_conflicts, label_names
 from learner.data.streams import Streams
 from learner.errors import LearnerError, near, one_error
 from learner.util.number_checks import check_int
+from learner.util.text import name_of
 
 Slice = slice  # datasets have a method named `slice`
 Adapter = Callable[[Any], Any]
@@ -451,15 +452,15 @@ class Selected(View):
         return self._read(0, int(self._rows[number]), epoch)
 
 
-class Filtered(View):
+class Filtered(Selected):
     """The items for which a function is true. The first use of the length reads all items once."""
 
     def __init__(self, inner: Any, fn: Callable[[Any], Any]) -> None:
-        super().__init__([inner], f".filter({_function_name(fn, 'filter')})")
+        View.__init__(self, [inner], f".filter({_function_name(fn, 'filter')})")
         self._fn = fn
 
     @functools.cached_property
-    def _rows(self) -> np.ndarray:
+    def _rows(self) -> np.ndarray:  # type: ignore[override]
         kept = [n for n in range(len(self._viewed[0])) if self._apply(self._fn, self._read(0, n, 1))]
         if not kept:
             raise LearnerError(
@@ -467,16 +468,6 @@ class Filtered(View):
                 code="data-filter-keeps-none",
             )
         return np.array(kept, np.intp)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def window_spans(self) -> list[WindowSpans]:
-        """See `View`."""
-        return [spans.take(self._rows) for spans in _spans_of(self._viewed[0])]
-
-    def _item(self, number: int, epoch: int) -> Any:
-        return self._read(0, int(self._rows[number]), epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         _ = self._rows  # compute it before pickling, so that workers need not read all items again
@@ -644,17 +635,16 @@ def _count_augmentations(data: Any) -> int:
 def _function_name(fn: Any, method: str) -> str:
     if not callable(fn):
         raise LearnerError(f"{method} got a {type(fn).__name__}: give a function of an item", code="data-function-type")
-    function = fn.func if isinstance(fn, functools.partial) else fn
-    return getattr(function, "__name__", type(function).__name__)
+    return name_of(fn)
 
 
 def _check_below(name: str, number: Any, count: int) -> int:
-    number = check_int(f"the number of the {name}", number, least=0)
-    if number >= count:
+    index = check_int(f"the number of the {name}", number, least=0)
+    if index >= count:
         raise LearnerError(
-            f"{name} {number} of {count}: they count from 0, give less than {count}",
+            f"{name} {index} of {count}: they count from 0, give less than {count}",
             code="data-number-outside",
-            number=number,
+            number=index,
             count=count,
         )
-    return int(number)
+    return index
