@@ -13,7 +13,7 @@ from learner.records.file_dtypes import PRECISIONS, in_precision, refuse_overflo
 from learner.records.fitting import LoadReport, Rename, fitted
 from learner.records.leaves import Leaves, leaves_of
 from learner.records.stored import Buffer, Stored, stored_of
-from learner.records.unpacking import Limits, memory_limit, most_arrays, most_numbers, readable, unpacked
+from learner.records.unpacking import Limits, limits_for, readable, unpacked
 
 FORMAT = "learner.record"
 VERSION = 1
@@ -144,9 +144,8 @@ class Recorder(abc.ABC):
         leaves = leaves_of(model)
         with readable(what):
             _refuse_mistaken(file, size, self.gzip)
-            room = memory_limit(leaves, size) if self.gzip else size
-            limits = Limits(room, most_arrays(leaves, room), most_numbers(leaves))
-            content = self._read(unpacked(file, room) if self.gzip else file, limits)
+            limits = limits_for(leaves, size, self.gzip)
+            content = self._read(unpacked(file, limits.room) if self.gzip else file, limits)
         written = "of another program"
         if content.version is not None:
             written = f"version {content.version}, {content.precision} precision"

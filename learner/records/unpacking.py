@@ -24,28 +24,6 @@ PIECE = 2**20
 LONGEST = 400  # characters of a reason, which may quote the file
 
 
-def memory_limit(leaves: Leaves, packed: int) -> int:
-    """Return the largest size in bytes that a file of `packed` bytes may have when decompressed: the model in the
-    widest precision, or some twenty times the file.
-    """
-    numbers = sum(int(x.size) for x in leaves.arrays.values())
-    return max(LEAST + 2 * (WIDEST * numbers + PER_ARRAY * len(leaves.arrays)), USUAL * packed)
-
-
-def most_arrays(leaves: Leaves, room: int) -> int:
-    """Return the largest number of arrays that a file of `room` bytes may have: some ten thousand, several times the
-    model's, or as many as could have a fair size. Each takes memory, and may be 30 bytes in the file.
-    """
-    return FEW + 4 * len(leaves.arrays) + room // SMALL
-
-
-def most_numbers(leaves: Leaves) -> int:
-    """Return the largest number of JSON numbers that a file may have: a few times the model's. Each takes some ten
-    times the memory of its text while the file is read.
-    """
-    return 4 * sum(int(x.size) for x in leaves.arrays.values())
-
-
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Limits on the content of a file.
@@ -53,12 +31,26 @@ class Limits:
     Attributes:
       room: the maximum number of bytes, decompressed.
       arrays: the maximum number of arrays.
-      numbers: the maximum number of numbers that become Python objects.
+      numbers: the maximum number of JSON numbers.
     """
 
     room: int
     arrays: int
     numbers: int
+
+
+def limits_for(leaves: Leaves, size: int, packed: bool) -> Limits:
+    """Return the limits on a file of `size` bytes, compressed or not, that is loaded into a model.
+
+    - Decompressed, it may have the size of the model in the widest precision, or some twenty times its own.
+    - It may have some ten thousand arrays, several times the model's, or as many as could have a fair size. Each takes
+      memory, and may be 30 bytes in the file.
+    - It may have a few times the model's numbers. In JSON, each takes some ten times the memory of its text while the
+      file is read.
+    """
+    arrays, numbers = len(leaves.arrays), sum(int(x.size) for x in leaves.arrays.values())
+    room = max(LEAST + 2 * (WIDEST * numbers + PER_ARRAY * arrays), USUAL * size) if packed else size
+    return Limits(room, FEW + 4 * arrays + room // SMALL, 4 * numbers)
 
 
 def check_count(what: str, count: int, most: int) -> None:

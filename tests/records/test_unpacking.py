@@ -16,7 +16,7 @@ import pytest
 from learner.errors import LearnerError
 from learner.records import JsonRecorder, MessagePackRecorder, SafetensorsRecorder, unpacking
 from learner.records.leaves import leaves_of
-from learner.records.unpacking import memory_limit, most_arrays, unpacked
+from learner.records.unpacking import limits_for, unpacked
 from tests.support.codes import raises_code
 from tests.support.stopped import some
 
@@ -412,7 +412,7 @@ def test_model_of_many_small_arrays(recorder, monkeypatch):
     monkeypatch.setattr(unpacking, "FEW", 100)
     model = {f"{i}": np.float32(i) for i in range(1200)}
     assert recorder.from_bytes(recorder.to_bytes(model), model)["1199"] == 1199
-    assert most_arrays(leaves_of(model), 512_000) == 100 + 4 * 1200 + 1000
+    assert limits_for(leaves_of(model), 512_000, packed=False).arrays == 100 + 4 * 1200 + 1000
 
 
 def test_larger_model_is_no_bomb():
@@ -425,8 +425,8 @@ def test_larger_model_is_no_bomb():
 def test_memory_limit():
     """The limit is twice the model's numbers at 16 bytes each, or twenty times the file if that is more."""
     leaves = leaves_of({"w": np.zeros(10**6, np.float16)})
-    assert 32 * 10**6 < memory_limit(leaves, 1000) < 34 * 10**6
-    assert memory_limit(leaves, 10**7) == 2 * 10**8
+    assert 32 * 10**6 < limits_for(leaves, 1000, packed=True).room < 34 * 10**6
+    assert limits_for(leaves, 10**7, packed=True).room == 2 * 10**8
 
 
 def test_unpacked_bytes_are_counted():
