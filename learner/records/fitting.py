@@ -16,6 +16,7 @@ from learner.records.file_dtypes import cast, cast_problem
 from learner.records.leaves import Leaves
 from learner.records.pytorch import as_flax, refuse_unknown_layers
 from learner.records.stored import Stored, dtype_name
+from learner.records.torch_layers import Part
 from learner.util.text import count, printable
 from learner.util.trees import is_key, key_impl
 
@@ -95,23 +96,15 @@ def fitted(
     if not isinstance(strict, bool):
         raise LearnerError(f"strict is {strict!r}; it needs True or False", code="record-strict-type")
     names, _ = rename_paths({path: path for path in arrays}, rename, source)
-    origins = origins_of(names, source)
-    arrays = {name: arrays[path] for name, path in origins.items()}
-    changes: dict[str, str] = {}
-    problems: dict[str, str] = {}
+    parts = {name: Part(arrays[path], path) for name, path in origins_of(names, source).items()}
     if layout == "torch":
         refuse_unknown_layers(model)
-        converted = as_flax(arrays, origins, leaves.arrays, model)
-        arrays, origins = converted.arrays, converted.origins
-        changes, problems = converted.changes, converted.problems
-    new, left = _match(arrays, leaves, foreign)
-    unused = {
-        origins.get(path, path): _described(stored) + problems.get(path, "")
-        for path, stored in arrays.items()
-        if path not in leaves.arrays
-    }
-    moved = {path: origins[path] for path in new if origins.get(path, path) != path}
-    transformed = {path: change for path, change in changes.items() if path in new}
+        parts = as_flax(parts, leaves.arrays, model)
+    new, left = _match(parts, leaves, foreign)
+    others = [part for path, part in parts.items() if path not in leaves.arrays]
+    unused = {part.origin: _described(part.stored) + part.problem for part in others}
+    moved = {path: parts[path].origin for path in new if parts[path].origin != path}
+    transformed = {path: parts[path].change for path in new if parts[path].change}
     result = LoadReport(source, tuple(new), moved, left, unused, transformed)
     if not new or (strict and not result.complete):
         raise LearnerError(_differences(result, leaves, partly=bool(new)), code="record-model-differs")
@@ -184,20 +177,22 @@ def origins_of(names: Mapping[str, str], source: str) -> dict[str, str]:
     return origins
 
 
-def _match(arrays: Mapping[str, Stored], leaves: Leaves, foreign: bool) -> tuple[dict[str, Any], dict[str, str]]:
+def _match(parts: Mapping[str, Part], leaves: Leaves, foreign: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the model's new arrays, and the reason for each array that is not loaded. Files of other libraries have
     no random streams.
     """
     new, left = {}, {}
     for path, leaf in leaves.arrays.items():
-        stored = arrays.get(path)
-        if stored is None:
+        part = parts.get(path)
+        if part is None:
             if not (foreign and leaves.library == "flax.nnx" and _is_stream(path, leaf)):
                 left[path] = f"not in the file, {dtype_name(leaf)}{list(leaf.shape)} in the model"
-        elif (why := _why_not(stored, leaf)) is not None:
-            left[path] = f"{_described(stored)} in the file, {dtype_name(leaf)}{list(leaf.shape)} in the model{why}"
+        elif (why := _why_not(part.stored, leaf)) is not None:
+            left[path] = (
+                f"{_described(part.stored)} in the file, {dtype_name(leaf)}{list(leaf.shape)} in the model{why}"
+            )
         else:
-            new[path] = _placed(stored, leaf)
+            new[path] = _placed(part.stored, leaf)
     return new, left
 
 

@@ -61,62 +61,32 @@ load_model('model.safetensors', model, layout="torch")
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Converted:
-    """PyTorch arrays, converted to the paths and axes of a model.
-
-    Attributes:
-      arrays: the arrays by their path in the model, or in the file if the model has no such array.
-      origins: their places in the file: `attn.in_proj_weight[0:8]`.
-      changes: the changes of their axes: `(64, 10) from axes 1, 0`.
-      problems: the reasons why arrays cannot be used.
-    """
-
-    arrays: dict[str, Stored]
-    origins: dict[str, str]
-    changes: dict[str, str]
-    problems: dict[str, str]
-
-
-def as_flax(
-    arrays: Mapping[str, Stored], origins: Mapping[str, str], needed: Mapping[str, Any], model: Any
-) -> Converted:
-    """Return the arrays by the paths of a model, with its axes.
+def as_flax(parts: Mapping[str, Part], needed: Mapping[str, Any], model: Any) -> dict[str, Part]:
+    """Return the arrays of a file by the paths of a model, with its axes. Those that it lacks have their own paths.
 
     Args:
-      arrays: the arrays of the file, by path.
-      origins: their paths in the file, by the paths of `arrays`.
+      parts: the arrays of the file, by path.
       needed: the model's arrays, by path.
       model: the model, to find its layers.
 
-    >>> weight = Stored("float32", np.zeros((10, 64), np.float32))
-    >>> converted = as_flax({"head.weight": weight}, {}, {"head.kernel": np.zeros((64, 10))}, None)
-    >>> {path: stored.shape for path, stored in converted.arrays.items()}
-    {'head.kernel': (64, 10)}
-    >>> converted.changes
-    {'head.kernel': 'axes 1, 0'}
+    >>> weight = Part(Stored("float32", np.zeros((10, 64), np.float32)), "head.weight")
+    >>> kernel = as_flax({"head.weight": weight}, {"head.kernel": np.zeros((64, 10))}, None)["head.kernel"]
+    >>> kernel.stored.shape, kernel.origin, kernel.change
+    ((64, 10), 'head.weight', 'axes 1, 0')
     """
-    parts = {path: Part(stored, origins.get(path, path)) for path, stored in arrays.items()}
     parts = split_layers(parts, {_without_collection(path): leaf for path, leaf in needed.items()})
     transposed = _transposed_convolutions(model)
     new: dict[str, Part] = {}
-    changes: dict[str, str] = {}
     used = set()
     for path, leaf in needed.items():
         source = _source(path, parts)
         if source is not None:
-            data, change = _turned(path, parts[source].stored.data, leaf, transposed.get(path))
-            new[path] = dataclasses.replace(parts[source], stored=Stored(parts[source].stored.dtype, data))
-            changes |= {path: change} if change else {}
+            stored = parts[source].stored
+            data, change = _turned(path, stored.data, leaf, transposed.get(path))
+            new[path] = dataclasses.replace(parts[source], stored=Stored(stored.dtype, data), change=change)
             used.add(source)
     rest = [path for path in parts if path not in used and path.rpartition(".")[2] != COUNTER]
-    new |= {path: parts[path] for path in rest}
-    return Converted(
-        {path: part.stored for path, part in new.items()},
-        {path: part.origin for path, part in new.items()},
-        changes,
-        {path: part.problem for path, part in new.items() if part.problem},
-    )
+    return new | {path: parts[path] for path in rest}
 
 
 def _without_collection(path: str) -> str:

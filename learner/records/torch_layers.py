@@ -26,14 +26,16 @@ class Part:
     """An array of a file, or a part of one.
 
     Attributes:
-      stored: the numbers.
-      origin: their place in the file, for messages: `attn.in_proj_weight[0:8]`.
+      stored: its numbers.
+      origin: its place in the file, for messages: `attn.in_proj_weight[0:8]`.
       problem: the reason why the array cannot be used, or "".
+      change: the change of its axes, such as `axes 1, 0`, or "".
     """
 
     stored: Stored
     origin: str
     problem: str = ""
+    change: str = ""
 
     def rows(self, start: int, stop: int) -> Self:
         """Return these rows of the first axis."""

@@ -15,6 +15,7 @@ from learner.errors import LearnerError
 from learner.records import SafetensorsRecorder
 from learner.records.pytorch import as_flax
 from learner.records.stored import Stored
+from learner.records.torch_layers import Part
 from tests.support.codes import raises_code
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -173,11 +174,11 @@ def test_embeddings_and_layer_norms():
 )
 def test_axes_of_kernels(shape, turned):
     weight = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    converted = as_flax({"a.weight": Stored("float32", weight)}, {}, {"a.kernel": np.zeros(turned)}, None)
-    assert converted.arrays["a.kernel"].shape == turned
-    assert converted.origins == {"a.kernel": "a.weight"}
+    parts = {"a.weight": Part(Stored("float32", weight), "a.weight")}
+    kernel = as_flax(parts, {"a.kernel": np.zeros(turned)}, None)["a.kernel"]
+    assert (kernel.stored.shape, kernel.origin) == (turned, "a.weight")
     for index in np.ndindex(shape):
-        assert converted.arrays["a.kernel"].data[(*index[2:], index[1], index[0])] == weight[index]
+        assert kernel.stored.data[(*index[2:], index[1], index[0])] == weight[index]
 
 
 @pytest.mark.full
