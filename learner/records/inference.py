@@ -27,6 +27,11 @@ KNOWN = ("cpu", "cuda", "rocm", "tpu")
 FORMATS = ("jax", "onnx")
 MOST_NAMED = 3
 PROGRAM, WEIGHTS, ONNX, CARD = "model.jaxexport", "weights.safetensors", "model.onnx", "README.md"
+FILES = {PROGRAM, WEIGHTS, ONNX, CARD}
+ANY_NUMBER = (
+    "If this is about the number of rows, it is a symbol here: take it from x.shape[0], not len(x), or use "
+    "reshape(-1, n); or fix it by batch_size=, on the command line --batch_size="
+)
 USE_ONNX = f"""\
 import onnxruntime
 
@@ -108,13 +113,13 @@ def export_model(
             "the exported program draws random numbers from a key that is a constant of it, so each call has the "
             "same ones: export a model that is deterministic in eval mode, or a function that draws none"
         )
+    card = _card(type(model).__name__, format, platforms, example, outputs, weights, metrics or {})
     directory.mkdir(parents=True, exist_ok=True)
     for old in FILES:  # of another format
         (directory / old).unlink(missing_ok=True)
     if format == "jax":
         save_model(directory / WEIGHTS, {name: np.asarray(x) for name, x in weights.items()})
     (directory / name).write_bytes(content)
-    card = _card(type(model).__name__, format, platforms, example, outputs, weights, metrics or {})
     (directory / CARD).write_text(card)
     return directory
 
@@ -191,13 +196,6 @@ def _checked(directory: Path) -> Path:
             path=directory,
         )
     return directory
-
-
-ANY_NUMBER = (
-    "If this is about the number of rows, it is a symbol here: take it from x.shape[0], not len(x), or use "
-    "reshape(-1, n); or fix it by batch_size=, on the command line --batch_size="
-)
-FILES = {PROGRAM, WEIGHTS, ONNX, CARD}
 
 
 def _shapes(inputs: PyTree, batch_size: int | None) -> PyTree:

@@ -214,6 +214,14 @@ def test_random_numbers_in_an_exported_program_are_warned_about(tmp_path):
     export_model(tmp_path / "drawn", Sampled(), {"x": X, "seed": np.zeros(len(X), np.int32)}, function=drawn)
 
 
+def test_metrics_that_the_card_cannot_show_leave_the_earlier_export(tmp_path):
+    export_model(tmp_path / "out", line(), X, function=line_predictions, metrics={"Loss": 0.5})
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(ValueError, match="format"):
+        export_model(tmp_path / "out", line(value=1.0), X, function=line_predictions, metrics={"Loss": "low"})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
 def test_function_of_a_dict_that_gets_an_array_is_named(tmp_path):
     with raises_code("export-impossible", "pass a dict"):
         export_model(tmp_path / "out", line(), X, function=lambda model, batch: batch["x"] @ model["w"])
