@@ -45,7 +45,7 @@ def file_dtype(stored: Stored, precision: str) -> np.dtype:
 
 
 def in_precision(stored: Stored, precision: str) -> Stored:
-    """Return the array in its dtype in a file. `beyond` checks that its numbers fit."""
+    """Return the array in its dtype in a file. `out_of_range` checks that its numbers fit."""
     dtype = file_dtype(stored, precision)
     return stored if dtype == stored.data.dtype else Stored(dtype.name, cast(stored.data, dtype))
 
@@ -56,11 +56,11 @@ def cast(data: np.ndarray, dtype: Any) -> np.ndarray:
         return data.astype(dtype, copy=False)
 
 
-def beyond(data: np.ndarray, dtype: Any) -> Any:
+def out_of_range(data: np.ndarray, dtype: Any) -> Any:
     """Return a number of the array that is too large for another dtype of its kind, or None if all fit. Infinities and
     NaN fit all floating-point dtypes that have them.
 
-    >>> beyond(np.float32([1.0, -70000.0]), np.float16), beyond(np.float32([np.inf]), np.float16)
+    >>> out_of_range(np.float32([1.0, -70000.0]), np.float16), out_of_range(np.float32([np.inf]), np.float16)
     (-70000.0, None)
     """
     if not data.size or data.dtype == dtype or not jnp.issubdtype(dtype, jnp.number):
@@ -94,7 +94,7 @@ def refuse_overflow(arrays: dict[str, Stored], precision: str, instead: str) -> 
     rows = []
     for path, stored in arrays.items():
         dtype = file_dtype(stored, precision)
-        number = beyond(stored.data, dtype)
+        number = out_of_range(stored.data, dtype)
         if number is not None:
             limit = np.finfo(dtype).max if dtype.kind == "f" else np.iinfo(dtype).max
             rows.append(f"{path} has {number:.6g}, and {dtype.name} ends at {float(limit):g}")
@@ -114,5 +114,5 @@ def cast_problem(stored: Stored, dtype: Any) -> str | None:
     have, need = ([jnp.issubdtype(d, kind) for kind in kinds] for d in (DTYPES[stored.dtype], dtype))
     if have != need:
         return "another kind of number"
-    number = beyond(stored.data, dtype)
+    number = out_of_range(stored.data, dtype)
     return None if number is None else f"it has {number:.6g}, which {np.dtype(dtype).name} cannot hold"

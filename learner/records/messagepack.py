@@ -63,18 +63,18 @@ class MessagePackRecorder(Recorder):
             yield stored.bytes
 
     def _read(self, file: Any, limits: Limits) -> Content:
-        room, most = limits.room, limits.arrays
         import msgpack
 
-        sizes = {"max_array_len": MOST_DIMS, "max_str_len": LONGEST, "max_bin_len": min(room, MOST), "max_ext_len": 0}
-        read = {"read_size": BUFFER, "max_buffer_size": max(2**20, min(2 * room, 2**32 - 1))}
+        largest = min(limits.room, MOST)
+        sizes = {"max_array_len": MOST_DIMS, "max_str_len": LONGEST, "max_bin_len": largest, "max_ext_len": 0}
+        read = {"read_size": BUFFER, "max_buffer_size": max(2**20, min(2 * limits.room, MOST))}
         # Maps are read key by key, and lists hold shapes: deeper nesting is an error here.
         walk = msgpack.Unpacker(file, object_pairs_hook=_refuse_map, list_hook=_shape, **sizes, **read)
         content: dict[str, Any] = {}
         for name in _keys(walk, "the record"):
             if name == "model":
                 check_header(*(content.get(key) for key in ("format", "version", "precision")))
-                content[name] = {path: _stored(walk, path) for path in _keys(walk, "the model", most)}
+                content[name] = {path: _stored(walk, path) for path in _keys(walk, "the model", limits.arrays)}
             else:
                 content[name] = walk.unpack()
         try:

@@ -21,7 +21,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.records.recorder import FORMAT, VERSION, Content, Recorder, check_header
-from learner.records.stored import DTYPES, Buffer, Stored, check_claim, checked
+from learner.records.stored import Buffer, Stored, check_claim, checked
 from learner.records.unpacking import Limits, check_count, parsed, reject_duplicate_keys
 
 NAMES = {
@@ -34,7 +34,7 @@ NAMES = {
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
-OTHERWISE = {name: dtype for dtype, name in NAMES.items()}
+DTYPE_NAMES = {name: dtype for dtype, name in NAMES.items()}
 ALIGNED = 64  # bytes
 METADATA = "__metadata__"
 MOST_HEADER = 2**25  # bytes: the header of some 200,000 arrays
@@ -80,8 +80,7 @@ class SafetensorsRecorder(Recorder):
             yield stored.bytes
 
     def _read(self, file: Any, limits: Limits) -> Content:
-        room, most = limits.room, limits.arrays
-        header = _header(file, room, most)
+        header = _header(file, limits)
         metadata = header.pop(METADATA, {})
         version, precision, keys = _read_metadata(metadata, header)
         claims = {path: _claim(path, entry) for path, entry in header.items()}
@@ -93,11 +92,11 @@ class SafetensorsRecorder(Recorder):
                     code="record-safetensors-offsets",
                     path=path,
                 )
-            if end > room:
+            if end > limits.room:
                 raise LearnerError(f"it is cut off: {path!r} ends at byte {end}", code="record-cut-off", path=path)
             name = keys.get(path, dtype)
             kind, shape = check_claim(path, name, shape, end - begin)
-            data = _room(end - begin).view(kind).reshape(shape)
+            data = _aligned_bytes(end - begin).view(kind).reshape(shape)
             if file.readinto(data.reshape(-1).view(np.uint8).data) != end - begin:
                 raise LearnerError(f"it is truncated inside {path!r}", code="record-cut-off", path=path)
             arrays[path], position = checked(path, name, data), end
@@ -117,29 +116,29 @@ class BinRecorder(SafetensorsRecorder):
     suffix = ".bin"
 
 
-def _room(count: int) -> np.ndarray:
+def _aligned_bytes(count: int) -> np.ndarray:
     """Return bytes aligned so that JAX uses them on a CPU without a copy."""
-    room = np.empty(count + ALIGNED, np.uint8)
-    first = -room.ctypes.data % ALIGNED
-    return room[first : first + count]
+    memory = np.empty(count + ALIGNED, np.uint8)
+    first = -memory.ctypes.data % ALIGNED
+    return memory[first : first + count]
 
 
 def _name(stored: Stored) -> str | None:
     return "U32" if stored.is_key else NAMES.get(stored.dtype)
 
 
-def _header(file: Any, room: int, most: int) -> dict[str, Any]:
+def _header(file: Any, limits: Limits) -> dict[str, Any]:
     first = file.read(8)
     length = int.from_bytes(first, "little")
-    if len(first) < 8 or not 2 <= length <= min(MOST_HEADER, room - 8):
+    if len(first) < 8 or not 2 <= length <= min(MOST_HEADER, limits.room - 8):
         raise LearnerError("it does not begin with the length of a header", code="record-safetensors-header")
     text = file.read(length)
     if len(text) < length:
         raise LearnerError("it is truncated inside its header", code="record-cut-off")
-    header = parsed(text, most, object_pairs_hook=reject_duplicate_keys)
+    header = parsed(text, limits.arrays, object_pairs_hook=reject_duplicate_keys)
     if not isinstance(header, dict):
         raise LearnerError("its header is not a JSON object", code="record-safetensors-header")
-    check_count("its header", len(header), most)
+    check_count("its header", len(header), limits.arrays)
     return header
 
 
@@ -181,12 +180,11 @@ def _claim(path: str, entry: Any) -> tuple[int, int, str, Any]:
             code="record-safetensors-offsets",
             path=path,
         )
-    if not isinstance(dtype, str) or dtype not in OTHERWISE:
+    if not isinstance(dtype, str) or dtype not in DTYPE_NAMES:
         raise LearnerError(
-            f"{path!r} has the unknown dtype {dtype!r}; available: {', '.join(sorted(OTHERWISE))}",
+            f"{path!r} has the unknown dtype {dtype!r}; available: {', '.join(sorted(DTYPE_NAMES))}",
             code="record-dtype-unknown",
             path=path,
             dtype=dtype,
         )
-    assert OTHERWISE[dtype] in DTYPES
-    return offsets[0], offsets[1], OTHERWISE[dtype], entry["shape"]
+    return offsets[0], offsets[1], DTYPE_NAMES[dtype], entry["shape"]

@@ -8,7 +8,7 @@ import pytest
 
 from learner.errors import LearnerError
 from learner.records import CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
-from learner.records.file_dtypes import beyond
+from learner.records.file_dtypes import out_of_range
 from tests.support.codes import raises_code
 
 
@@ -100,8 +100,8 @@ def test_all_overflows_in_one_error():
 
 def test_limit_is_not_rounded_to_bfloat16():
     """float16 ends at 65504, which rounds to 65536 in bfloat16."""
-    assert beyond(np.asarray([65536.0], jnp.bfloat16), np.dtype(np.float16)) == 65536.0
-    assert beyond(np.asarray([65280.0], jnp.bfloat16), np.dtype(np.float16)) is None
+    assert out_of_range(np.asarray([65536.0], jnp.bfloat16), np.dtype(np.float16)) == 65536.0
+    assert out_of_range(np.asarray([65280.0], jnp.bfloat16), np.dtype(np.float16)) is None
 
 
 @pytest.mark.parametrize(
