@@ -236,7 +236,7 @@ class DataLoader:
         Raises:
           LearnerError: `epoch` is below 1, or `start` is outside 0 to `len(loader)`.
         """
-        return BatchIterator(self, self._reader, epoch, start, share)
+        return BatchIterator(self, epoch, start, share)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return JSON values that describe rows, batches and order: equal for equally built loaders, in any process.
@@ -312,11 +312,8 @@ class BatchIterator:
     [4, 5]
     """
 
-    def __init__(
-        self, loader: DataLoader, reader: Reader, epoch: int, start: int, share: ProcessShard | None = None
-    ) -> None:
+    def __init__(self, loader: DataLoader, epoch: int, start: int, share: ProcessShard | None = None) -> None:
         self._loader = loader
-        self._reader = reader
         self._share = share
         self.part = False
         self._open(epoch, start)
@@ -368,4 +365,4 @@ class BatchIterator:
             )
         self._epoch, self._batch = epoch, start
         share = None if self._loader.needs_all_rows else self._share
-        self._batches = self._reader.read(epoch, start, share)
+        self._batches = self._loader._reader.read(epoch, start, share)
