@@ -172,8 +172,7 @@ class _Batches:
             batch = as_dicts(self._batcher(items))
             if self._copies:
                 batch = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, batch)
-            _check(batch)
-            _check_rows(batch, self._batcher, len(rows))
+            _check(batch, self._batcher, len(rows))
         except Exception as error:
             named = error.in_dataset(rows) if isinstance(error, ItemError) else error
             named.add_note(f"while making a batch of the rows {rows}")
@@ -216,8 +215,10 @@ def _without_grains_note() -> Iterator[None]:
         raise
 
 
-def _check(batch: Any) -> None:
-    """Raise `LearnerError` unless a batch consists of arrays."""
+def _check(batch: Any, batcher: Batcher, rows: int) -> None:
+    """Raise `LearnerError` unless a batch consists of arrays with a row for each item: dropped rows would be missing
+    from means and predictions unnoticed.
+    """
     # Grain would skip a batch that is `None`, and wait forever for one that cannot be pickled.
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     if not leaves:
@@ -231,14 +232,7 @@ def _check(batch: Any) -> None:
                 f"a batcher must return arrays; {field_name(path)} is a {type(leaf).__name__}",
                 code="data-batcher-returns-no-arrays",
             )
-
-
-def _check_rows(batch: Any, batcher: Any, rows: int) -> None:
-    """Raise `LearnerError` if a batcher drops rows: they would be missing from means and predictions unnoticed."""
-    if declares(batcher, "any_rows"):
-        return
-    if any(leaf.shape and leaf.shape[0] != rows for leaf in jax.tree.leaves(batch)):
-        leaves = jax.tree_util.tree_leaves_with_path(batch)
+    if any(leaf.shape and leaf.shape[0] != rows for _, leaf in leaves) and not declares(batcher, "any_rows"):
         shapes = ", ".join(f"{field_name(path)} {list(leaf.shape)}" for path, leaf in leaves)
         raise LearnerError(
             f"a batcher must return a row for each item: it got {rows}, and returned {shapes}. A batcher that puts "
