@@ -119,9 +119,8 @@ def read_bounded(path: str | os.PathLike[str]) -> bytes:
       OSError: the file cannot be read, or it is a pipe or a device, which may have no end.
     """
     # A pipe without a writer would block the call of `open`.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is a pipe or a device; write the content to a regular file")
         return file.read(LARGEST + 1)
 

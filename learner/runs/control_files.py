@@ -120,9 +120,10 @@ def _who(path: Path) -> str:
     read as a name can need.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT), "rb") as file:
+        # With an opener, `open` also closes the descriptor of a directory, which it refuses.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_FOLLOW | NO_WAIT)) as file:
             content = json.loads(file.read(LONGEST))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, TypeError, ValueError, RecursionError):  # `TypeError`: a pipe without data yet
         content = None
     who = content.get("who") if isinstance(content, dict) else None
     return printable(" ".join(who.split())) if isinstance(who, str) and who.strip() else "somebody"

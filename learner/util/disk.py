@@ -183,9 +183,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
         bounded even if the file is not text.
       OSError: it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
-    with open(descriptor, "rb") as file:
-        refuse_larger(path, os.fstat(descriptor).st_size, largest_file())
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT)) as file:
+        refuse_larger(path, os.fstat(file.fileno()).st_size, largest_file())
         for number in itertools.count(1):
             line = file.readline(LONGEST_LINE)
             if len(line) == LONGEST_LINE:

@@ -98,13 +98,21 @@ def test_command_reaches_every_training_run(tmp_path, capsys):
     assert capsys.readouterr().err == f"learner: no run is training in {tmp_path / 'runs' / 'b'}\n"
 
 
+def next_descriptor():
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+
 def test_directory_in_place_of_a_file_is_no_request(tmp_path):
     calls, warnings = [], []
     requests = control_files.ControlFilePoller(tmp_path, lambda *call: calls.append(call), warnings.append)
     (tmp_path / "stop.ask").mkdir()
     (tmp_path / "save.ask").touch()
     requests.look()
+    free = next_descriptor()
     requests.look()
+    assert next_descriptor() == free  # otherwise a long run would use up all of them
     assert calls == [("save", "somebody")]
     assert len(warnings) == 1
     assert "stop.ask asks for nothing, as it cannot be removed" in warnings[0]
