@@ -39,6 +39,7 @@ def train_beside(command: str, words: Sequence[str]) -> int | None:
         configs = [] if line.config is None else [line.config, *line.further]
         content = apply_overrides(read_configs(configs), line.overrides)
         directory = content.get("directory")
+        directory = os.path.expanduser(directory) if isinstance(directory, str) else None
     if not isinstance(directory, str):
         raise LearnerError("--watch needs the key directory in the config", code="cli-watch-directory")
     others = [word for word in words if word.partition("=")[0] != "--watch"]

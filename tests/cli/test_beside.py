@@ -61,8 +61,9 @@ def test_watch_needs_a_terminal_unless_it_is_false(learner, config):
 
 
 @pytest.mark.full
-def test_view_of_a_run(workplace, config):
-    terminal = Terminal(["fit", config, "--watch"], 120, 40)
+@pytest.mark.parametrize("directory", ["run", "~/runs/run"])
+def test_view_of_a_run(workplace, config, directory):
+    terminal = Terminal(["fit", config, "--watch", f"--directory={directory}"], 120, 40, HOME=str(workplace))
     terminal.wait_for("run ended", "num_epochs")
     terminal.press("q")
     assert terminal.end() == 0
