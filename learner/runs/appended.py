@@ -47,7 +47,7 @@ class AppendedFile:
         """Pass the pending lines to the operating system. Lines that do not fit (a full disk) stay pending."""
         if self._descriptor is None:
             self._descriptor = self._open()
-        left = "".join(self.pending).encode()
+        left = "".join(self.pending).encode(errors="surrogateescape")
         try:
             while left:
                 written = os.write(self._descriptor, left)
@@ -58,7 +58,8 @@ class AppendedFile:
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from error
         finally:
-            self.pending = [left.decode()] if left else []
+            # The rest may begin inside a character.
+            self.pending = [left.decode(errors="surrogateescape")] if left else []
 
     def _open(self) -> int:
         """Open the file, or reopen it. Only this process may have changed it in the meantime."""
