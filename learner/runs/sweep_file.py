@@ -114,12 +114,16 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the content of the file."""
     try:
         content = json.loads(read_bytes(path))
-        if isinstance(content["config"], dict) and all("directory" in dict(each) for each in content["members"]):
+        if isinstance(content["config"], dict) and all(map(_is_member, content["members"])):
             return dict(content)
         problem = "it is not a sweep"
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
     raise LearnerError(f"{path} cannot be read: {problem}", code="sweep-file-damaged", path=path)
+
+
+def _is_member(entry: Mapping[str, Any]) -> bool:
+    return isinstance(entry["directory"], str) and isinstance(entry["values"], dict)
 
 
 def _as_saved(content: Any) -> Any:

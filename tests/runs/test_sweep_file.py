@@ -90,7 +90,16 @@ def test_directory_with_a_run_or_members_without_a_sweep_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"config": 1, "members": []}', '{"config": {}, "members": [1]}', "[" * 100_000]
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"config": 1, "members": []}',
+        '{"config": {}, "members": [1]}',
+        '{"config": {}, "members": [{"directory": "000-lr=0.1"}]}',
+        "[" * 100_000,
+    ],
 )
 def test_damaged_file_is_refused(tmp_path, text):
     (tmp_path / NAME).write_text(text)
