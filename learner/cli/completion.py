@@ -2,14 +2,14 @@
 
 import argparse
 import contextlib
+import inspect
 import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from learner.cli.configs.schema import CONTEXT
 from learner.cli.parsing import PROCESSES, Parser
-from learner.cli.usage import TOPICS, dotted_names, names_in_topic, option_names
+from learner.cli.usage import TOPICS
 from learner.util.distribution import install_hint
 from learner.util.optional import import_optional
 
@@ -23,8 +23,8 @@ It needs: {install_hint("completion")}"""
 
 SHELLS = ("bash", "zsh", "tcsh")
 HELP, VERSION = "show more about a command", "show the version"
-NAMES = {key: topic for topic, (key, _) in TOPICS.items() if key} | {"valid.dataset": "datasets"}
-"""Options whose values have short names, and the help topics that list them."""
+NAMED = {key for key, _ in TOPICS.values()} | {"valid.dataset"}
+"""Options whose values have short names."""
 
 BASH = """\
 _learner() {  # bash makes each "=" a word, and shtab expects options and values side by side
@@ -59,6 +59,7 @@ def completion(words: Sequence[str]) -> int:
 
 def _commands(file: Any) -> argparse.ArgumentParser:
     """Return a parser that describes the words of all commands, and parses nothing."""
+    from learner.cli.configs.schema import names_for
     from learner.cli.main import COMMANDS  # which imports this module, to run it
 
     parser = argparse.ArgumentParser("learner")
@@ -66,8 +67,7 @@ def _commands(file: Any) -> argparse.ArgumentParser:
     for name, (_, _, about) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
         for option in sorted({*_options(name)}):
-            names = names_in_topic(NAMES[option]) if option in NAMES else None
-            command.add_argument(f"--{option}", choices=names)
+            command.add_argument(f"--{option}", choices=list(names_for(option)) if option in NAMED else None)
         command.add_argument("paths", nargs="*").complete = file  # type: ignore[attr-defined]
     commands.add_parser("help", help=HELP).add_argument("command", choices=list(COMMANDS))
     commands.add_parser("version", help=VERSION)
@@ -83,4 +83,19 @@ def _options(command: str) -> Iterator[str]:
     text = printed.getvalue() + (PROCESSES if command == "fit" else "")
     yield from (option for option in re.findall(r"--([a-z][a-z_]+)\b(?!=)", text) if option != "help")
     if "--KEY=" in text:
-        yield from (*CONTEXT, *option_names(), *dotted_names())
+        yield from _keys()
+
+
+def _keys() -> Iterator[str]:
+    """Yield the keys of a config: also those of the data, and the arguments of keys that have several."""
+    from learner.builder import LearnerBuilder
+    from learner.cli.configs.builder_options import methods
+    from learner.cli.configs.schema import CONTEXT
+    from learner.cli.configs.sources import PARTS
+    from learner.data.loader import DataLoaderBuilder
+
+    options = {name: inspect.getfullargspec(method).args[1:] for name, method in methods(LearnerBuilder).items()}
+    loading = [*PARTS, *methods(DataLoaderBuilder)]
+    inner = {**options, "train": loading, "valid": loading}
+    yield from (*CONTEXT, *options)
+    yield from (f"{key}.{name}" for key, names in inner.items() if len(names) > 1 for name in names)

@@ -1,7 +1,6 @@
 """The parsers and the help of commands, which work without JAX."""
 
 import argparse
-import ast
 import importlib.metadata
 import importlib.resources
 import itertools
@@ -10,7 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from learner.cli.parsing import PROCESSES, Parser, fit_to_terminal
 from learner.diagnostics.check_result import QUESTIONS
@@ -202,38 +201,6 @@ def requested_help(words: Sequence[str]) -> str | None:
             is_topic = not following.startswith("-") and not Path(following).suffix
             return topic or (following if is_topic else "")
     return None
-
-
-def option_names() -> list[str]:
-    """Return the options: the public methods of `LearnerBuilder` except `build`, read from its source."""
-    return list(_methods("builder.py", "LearnerBuilder"))
-
-
-def dotted_names() -> list[str]:
-    """Return the keys of the data and of options with several arguments, also read from the source."""
-    loading = ("dataset", "views", "batcher", *_methods("data/loader.py", "DataLoaderBuilder"))
-    inner = {"train": loading, "valid": loading, **_methods("builder.py", "LearnerBuilder")}
-    return [f"{key}.{name}" for key, names in inner.items() if len(names) > 1 for name in names]
-
-
-def _methods(path: str, name: str) -> dict[str, tuple[str, ...]]:
-    """Return the public methods of a builder except `build`, with their parameters."""
-    loader: Any = __spec__.loader  # also of a zip archive; the package need not be imported
-    module = ast.parse(loader.get_data(str(Path(__file__).parents[1] / path)))
-    (builder,) = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
-    methods = (node for node in builder.body if isinstance(node, ast.FunctionDef))
-    found = {each.name: tuple(argument.arg for argument in each.args.args[1:]) for each in methods}
-    return {name: names for name, names in found.items() if not name.startswith("_") and name != "build"}
-
-
-def names_in_topic(topic: str) -> list[str]:
-    """Return the short names that a help topic lists.
-
-    >>> "AdamW" in names_in_topic("optimizers")
-    True
-    """
-    stored = json.loads(STORED.read_text(encoding="utf-8"))["topics"][topic]
-    return [start.strip(" (") for _, start, _ in stored if start.endswith("(")]
 
 
 def stored_topic(topic: str) -> str | None:

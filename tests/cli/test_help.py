@@ -16,7 +16,7 @@ from learner.cli.configs.builder_options import methods
 from learner.cli.configs.schema import PARTS
 from learner.cli.help import key_help, topic_paragraphs
 from learner.cli.schedules import SCHEDULES
-from learner.cli.usage import STORED, TOPICS, fill, fit_usage, option_names, stored_topic
+from learner.cli.usage import STORED, TOPICS, fill, fit_usage, stored_topic
 from learner.optimizers.configs import OPTIMIZERS
 from tests.support.codes import raises_code
 
@@ -28,7 +28,6 @@ def test_first_page_fits_one_screen_and_lists_every_topic(monkeypatch):
         assert sum(line.startswith(f"  --help={topic} ") for line in lines) == 1, topic
     assert len(lines) <= 23  # leaves a line for the prompt
     assert max(map(len, lines)) <= 80
-    assert option_names() == list(methods(LearnerBuilder))
 
 
 def test_defaults_have_the_syntax_of_configs_and_clocks_are_hidden():
