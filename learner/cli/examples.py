@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.cli.parsing import Parser
-from learner.cli.usage import entries_of, fill
+from learner.cli.parsing import Parser, entries, fit_to_terminal
 from learner.errors import LearnerError, near
 from learner.examples import CONFIGS, PROJECT, SCRIPTS
 
@@ -29,7 +28,7 @@ def examples(words: Sequence[str]) -> int:
     name = parser.read(words).name
     files = _files()
     if name is None:
-        print(fill(entries_of({each: _about(path) for each, path in files.items()})))
+        print(fit_to_terminal("\n".join(entries({each: _about(path) for each, path in files.items()}))))
         return 0
     known = name if name in files else name.removesuffix(".py")
     if known not in files:

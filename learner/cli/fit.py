@@ -11,10 +11,11 @@ import jax
 from learner.cli.configs.config import RunConfig
 from learner.cli.configs.overrides import apply_overrides, read_configs
 from learner.cli.configs.saved_configs import refuse_other_directory, saved_config
-from learner.cli.help import key_help, topic_paragraphs
+from learner.cli.help import key_help, topic_lines
+from learner.cli.parsing import fit_to_terminal
 from learner.cli.processes import connected, process_options
 from learner.cli.trust import require_trust
-from learner.cli.usage import fill, fit_parser, requested_help, resume_parser
+from learner.cli.usage import fit_parser, requested_help, resume_parser
 from learner.distributed.departure import leave
 from learner.errors import LearnerError
 from learner.records.hub import SOURCE as PULLED
@@ -28,7 +29,7 @@ from learner.util.stages import end_stages, enter_stage, note
 def fit(words: Sequence[str]) -> int:
     """`learner fit CONFIG... [--KEY=VALUE ...]`."""
     if topic := requested_help(words):  # with another version of optax than that of the stored topics
-        print(fill(topic_paragraphs(topic)))
+        print(fit_to_terminal("\n".join(topic_lines(topic))))
         return 0
     line = fit_parser().read(words)
     enter_stage("reading the config")

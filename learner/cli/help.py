@@ -12,16 +12,17 @@ from learner.cli.configs.importing import import_path
 from learner.cli.configs.recipes import named
 from learner.cli.configs.schema import CONTEXT, SELECTIONS, names_for
 from learner.cli.configs.signatures import random_parameters, signature_parser
-from learner.cli.usage import TOPICS, Paragraph, entries_of, fill
+from learner.cli.parsing import entries, fit_to_terminal
+from learner.cli.usage import TOPICS
 from learner.errors import LearnerError, near
 
 IN_PYTHON = ("population",)
 """Methods of the builder that a config cannot call: `learner sweep` lists the values of members."""
 
 
-def topic_paragraphs(topic: str) -> list[Paragraph]:
-    """Return the help of any topic except `processes`: all keys, or the classes that a key accepts, with their
-    parameters.
+def topic_lines(topic: str) -> list[str]:
+    """Return the help of any topic except `processes`, before it is wrapped: all keys, or the classes that a key
+    accepts, with their parameters.
     """
     key, _ = TOPICS[topic]
     if key:
@@ -29,8 +30,7 @@ def topic_paragraphs(topic: str) -> list[Paragraph]:
     options = {name: _first_line(method) + _defaults(method) for name, method in methods(LearnerBuilder).items()}
     options |= {name: f"With learner sweep --together only. {options[name]}" for name in SELECTIONS}
     named = {name: text for name, text in options.items() if name not in CONTEXT and name not in IN_PYTHON}
-    heading = Paragraph("keys that are methods of LearnerBuilder:")
-    return [Paragraph("keys:"), *entries_of(CONTEXT), Paragraph(""), heading, *entries_of(named)]
+    return ["keys:", *entries(CONTEXT), "", "keys that are methods of LearnerBuilder:", *entries(named)]
 
 
 def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
@@ -55,7 +55,7 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
         value = value.get("class_path", "")
     path = path or (value if isinstance(value, str) else "")
     if not path and names:
-        return fill(_choices(key))
+        return fit_to_terminal("\n".join(_choices(key)))
     if not path:
         raise LearnerError(
             f"{place} needs a class or a function: {place} CLASS", code="cli-help-class-missing", place=place
@@ -88,13 +88,13 @@ def _defaults(method: Callable[..., Any]) -> str:
     return f" Arguments: {_arguments(parameters)}." if len(parameters) > 1 else ""
 
 
-def _choices(key: str) -> list[Paragraph]:
+def _choices(key: str) -> list[str]:
     """Return a signature such as `AdamW(b1=0.9, ...)` for each class that needs no import path."""
-    paragraphs = [Paragraph(f"{key} is one of these, or your own by import path:")]
+    lines = [f"{key} is one of these, or your own by import path:"]
     for name, path in names_for(key).items():
         arguments = _arguments(inspect.signature(import_path(path, key)).parameters.values())
-        paragraphs.append(Paragraph(f"{arguments})", f"  {name}(", 6))
-    return paragraphs
+        lines.append(f"  {name}({arguments})")
+    return lines
 
 
 def _arguments(parameters: Iterable[inspect.Parameter]) -> str:

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from learner.cli.configs.importing import import_order
+from learner.cli.parsing import fit_to_terminal
 from learner.cli.tracebacks import FULL, own_traceback
-from learner.cli.usage import PARSERS, Paragraph, fill, fit_usage, requested_help, stored_topic
+from learner.cli.usage import PARSERS, fit_usage, requested_help, stored_topic
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, deferred_signals, dropped_signals, of_a_command
 from learner.util.device_threads import any_alive, end_process
@@ -68,8 +69,6 @@ COMMON_GUESSES = {
     "save": "ask save DIR",
 }
 """Commands of other programs, and their equivalents here."""
-
-NARROWEST = 24  # characters of a description next to a command
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 NO_THREAD = "can't start new thread"  # as Python says
@@ -234,13 +233,11 @@ def _plain_warnings(everywhere: bool) -> Iterator[None]:
         yield
 
 
-def _command_lines(width: int) -> str:
-    """Return the commands and their descriptions in lines of at most `width` characters, side by side if they fit."""
+def _usage() -> str:
+    """Return the help of the program."""
     abouts = {f"  learner {name} {arguments}": about for name, (_, arguments, about) in COMMANDS.items()}
     column = max(map(len, abouts)) + 2
-    if width >= column + NARROWEST:
-        return fill(Paragraph(about, start.ljust(column), column) for start, about in abouts.items())
-    return "\n".join(f"{start}\n{fill([Paragraph(about, ' ' * 6, 6)])}" for start, about in abouts.items())
+    return fit_to_terminal(USAGE.format(commands="\n".join(f"{start:<{column}}{abouts[start]}" for start in abouts)))
 
 
 def _command_hint(command: str) -> str:
@@ -259,7 +256,7 @@ def _run(words: list[str]) -> int:
     if command == "help" and rest:
         command, rest = rest[0], [*rest[1:], "--help"]
     if command in ("-h", "--help", "help"):
-        print(USAGE.format(commands=_command_lines(shutil.get_terminal_size((120, 24)).columns)), end="")
+        print(_usage(), end="")
         return 0
     if command in ("--version", "version"):
         print("learner", VERSION)

@@ -6,12 +6,13 @@ jsonargparse's own parser refuses unknown options (its `parse_known_args` is not
 
 import argparse
 import difflib
+import functools
 import os
 import re
 import shutil
 import stat
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ ENTRY = re.compile(r" +\S.*? {2,}(?=\S)")
 """The name of an entry, up to its description."""
 LEAST_COLUMN = 8
 """Of descriptions."""
+WIDEST = 120  # characters of a line
 
 PROCESSES = """\
   --distributed           run as one of several processes, all started with
@@ -36,9 +38,14 @@ PROCESSES = """\
 """
 
 
+def entries(abouts: Mapping[str, str]) -> list[str]:
+    """Return a line of a help text for each entry: its name and its description."""
+    return [f"  {name:<22}  {about}" for name, about in abouts.items()]
+
+
 def fit_to_terminal(text: str) -> str:
     """Return a help text in which every block with a line too wide for the terminal is rewrapped."""
-    width = shutil.get_terminal_size((120, 24)).columns
+    width = min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
     blocks = re.split(r"(\n{2,})", text)
     return "".join(block if max(map(len, block.split("\n"))) <= width else _wrapped(block, width) for block in blocks)
 
@@ -59,7 +66,7 @@ def _wrapped(block: str, width: int) -> str:
         is_open = bool(line) and not line.endswith(":")
     lines: list[str] = []
     for text, column in paragraphs:
-        further = " " * min(column, width // 2)
+        further = " " * min(column, 2 * width // 3)
         wrapped = textwrap.wrap(text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
         lines += wrapped or [""]
     return "\n".join(lines)
@@ -105,7 +112,9 @@ class Parser(argparse.ArgumentParser):
             description=about,
             epilog=further,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=functools.partial(
+                argparse.RawDescriptionHelpFormatter, width=min(shutil.get_terminal_size().columns, WIDEST) - 2
+            ),
         )
         self._keys = keys
         self._hint = f"{self.prog} {usage.splitlines()[0]}" if usage else f"see {self.prog} --help"

@@ -5,13 +5,10 @@ import importlib.metadata
 import importlib.resources
 import itertools
 import json
-import shutil
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from learner.cli.parsing import PROCESSES, Parser, fit_to_terminal
+from learner.cli.parsing import PROCESSES, Parser, entries, fit_to_terminal
 from learner.diagnostics.check_result import QUESTIONS
 from learner.errors import LearnerError, near
 from learner.examples import CONFIGS as BUNDLED
@@ -92,7 +89,8 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 
 def fit_usage() -> str:
     """Return the first page of the help of `learner fit`."""
-    configs = sorted(f"configs/{path.name}" for path in BUNDLED.glob("*.yaml"))
+    topics = "\n".join(entries({f"--help={topic}": about for topic, (_, about) in TOPICS.items()}))
+    configs = ", ".join(sorted(f"configs/{path.name}" for path in BUNDLED.glob("*.yaml")))
     return fit_to_terminal(f"""\
 usage: learner fit CONFIG... [--KEY=VALUE ...]
 
@@ -104,9 +102,9 @@ mappings, lists and arguments: --num_epochs=3 --model.hidden=64 --optimizer=SGD
   --watch                 the live view beside the run, as of learner watch
   --KEY.help [CLASS]      the choices for KEY, or the arguments of CLASS
   -h, --help [TOPIC]      this page, or one of the topics:
-{fill(entries_of({f"--help={topic}": about for topic, (_, about) in TOPICS.items()}))}
+{topics}
 configs that come with learner, used if the file does not exist:
-{fill([Paragraph(", ".join(configs), "  ", 2)])}""")
+  {configs}""")
 
 
 def fit_parser() -> Parser:
@@ -218,32 +216,4 @@ def stored_topic(topic: str) -> str | None:
     stored = json.loads(STORED.read_text(encoding="utf-8"))
     if stored["optax"] != importlib.metadata.version("optax"):
         return None
-    return fill([Paragraph(*each) for each in stored["topics"][topic]])
-
-
-class Paragraph(NamedTuple):
-    """A text that is wrapped to the width of the terminal.
-
-    Attributes:
-      text: the text, without line breaks.
-      start: the prefix of the first line.
-      indent: the columns before the other lines.
-    """
-
-    text: str
-    start: str = ""
-    indent: int = 0
-
-
-def entries_of(about: Mapping[str, str]) -> list[Paragraph]:
-    """Return the name and the description of each entry."""
-    return [Paragraph(text, f"  {name:<24}", 26) for name, text in about.items()]
-
-
-def fill(paragraphs: Iterable[Paragraph]) -> str:
-    """Return paragraphs that fit the terminal."""
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
-    return "\n".join(
-        textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False)
-        for text, start, indent in paragraphs
-    )
+    return fit_to_terminal("\n".join(stored["topics"][topic]))

@@ -14,9 +14,10 @@ import learner
 from learner.builder import LearnerBuilder
 from learner.cli.configs.builder_options import methods
 from learner.cli.configs.schema import PARTS
-from learner.cli.help import key_help, topic_paragraphs
+from learner.cli.help import key_help, topic_lines
+from learner.cli.parsing import fit_to_terminal
 from learner.cli.schedules import SCHEDULES
-from learner.cli.usage import STORED, TOPICS, fill, fit_usage, stored_topic
+from learner.cli.usage import STORED, TOPICS, fit_usage, stored_topic
 from learner.optimizers.configs import OPTIMIZERS
 from tests.support.codes import raises_code
 
@@ -60,7 +61,7 @@ def test_topics_list_all_keys_and_all_classes_of_optax():
 
 
 def test_keys_of_populations_are_marked():
-    texts = [text for text in map(str, topic_paragraphs("keys")) if "--together only" in text]
+    texts = [text for text in topic_lines("keys") if "--together only" in text]
     assert [any(name in text for text in texts) for name in ("halving", "exploit")] == [True, True]
     assert len(texts) == 2
 
@@ -75,7 +76,7 @@ def test_stored_topics_are_up_to_date():
     """`python docs/topics.py` writes them."""
     for topic in TOPICS:
         if topic != "processes" and (text := stored_topic(topic)) is not None:
-            assert text == fill(topic_paragraphs(topic)), topic
+            assert text == fit_to_terminal("\n".join(topic_lines(topic))), topic
 
 
 def test_stored_topics_of_another_optax_are_ignored(monkeypatch, tmp_path):
