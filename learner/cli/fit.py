@@ -25,6 +25,9 @@ from learner.training.watchdog import EXIT
 from learner.util.device_threads import Terminated
 from learner.util.stages import end_stages, enter_stage, note
 
+EXIT_CODES = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
+"""The exit code for each reason for which a run is interrupted."""
+
 
 def fit(words: Sequence[str]) -> int:
     """`learner fit CONFIG... [--KEY=VALUE ...]`."""
@@ -107,7 +110,7 @@ def _train(config: RunConfig) -> int:
         learner = config.learner()
         result = learner.fit()
     except (KeyboardInterrupt, Terminated) as error:
-        code = _interrupted(config.directory, TERMINATED if isinstance(error, Terminated) else 130)
+        code = _interrupted(config.directory, TERMINATED if isinstance(error, Terminated) else EXIT_CODES["ctrl-c"])
         leave("interrupted by a signal")  # an error of only this process, for which the others would wait
         return code
     except SystemExit as ended:  # an error of all processes, which have saved
@@ -126,12 +129,11 @@ def _train(config: RunConfig) -> int:
             longer = f"--{limit}={before.get(count, 0) + 1} or more makes it longer"
             print("--early_stopping=null resumes it" if stops_early else longer)
         return 0
-    codes = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
     reason = result.stopped_by.partition(":")[0]
-    return _interrupted(config.directory, codes[reason]) if reason in codes else 0
+    return _interrupted(config.directory, EXIT_CODES[reason]) if reason in EXIT_CODES else 0
 
 
-def _interrupted(directory: str, code: int = 130) -> int:
+def _interrupted(directory: str, code: int) -> int:
     has_config = Path(directory, "config.yaml").is_file()
     going_on = f"; resume with: learner resume {shlex.quote(directory)}" if has_config else ""
     note(f"interrupted{going_on}")

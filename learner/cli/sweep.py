@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TextIO
 
 from learner.cli.configs.overrides import value_of
 from learner.cli.configs.sweep_groups import SweepGroup
+from learner.cli.fit import EXIT_CODES
 from learner.cli.sweeps.other_processes import journal_version, nonfinite_failure
 from learner.cli.sweeps.sweep_plan import SweepPlan, monitor_in, sweep_plan
 from learner.cli.sweeps.sweep_report import (
@@ -32,8 +33,7 @@ from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, Proce
 from learner.events import Listener
 from learner.runs.flat_config import text_of
 from learner.runs.layout import NONFINITE, read_summary
-from learner.training.signals import TERMINATED, TERMINATING
-from learner.training.watchdog import EXIT
+from learner.training.signals import TERMINATED
 from learner.util.disk import FULL, OF_PROCESS, error_number
 from learner.util.stages import end_stages, note
 from learner.util.text import count, duration, first_sentence, printable, short
@@ -43,8 +43,6 @@ IN_USE, NOT_FINITE, USER = "run-in-use", "step-nonfinite", "user"
 """Codes of errors."""
 OF_MACHINE = (*FULL, *OF_PROCESS, errno.EIO, errno.EROFS)
 """The numbers of errors that would meet the next members, too."""
-INTERRUPTED = {"ctrl-c": 130, **dict.fromkeys(TERMINATING, TERMINATED), "watchdog": EXIT}
-"""The exit code for each reason for which a run ends the sweep."""
 
 
 class _End(NamedTuple):
@@ -132,7 +130,7 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None, *, is_al
             is_built = True
             stopped_by = learner.fit().stopped_by
     except KeyboardInterrupt:
-        return _End(INTERRUPTED["ctrl-c"])
+        return _End(EXIT_CODES["ctrl-c"])
     except SystemExit as ended:
         if ended.code != TERMINATED:
             raise
@@ -150,7 +148,7 @@ def _fit(plan: SweepPlan, group: SweepGroup, renderer: Listener | None, *, is_al
     finally:
         learner = None
         gc.collect()  # the next member needs the memory held by reference cycles
-    return _End(INTERRUPTED.get(stopped_by.partition(":")[0], 0))
+    return _End(EXIT_CODES.get(stopped_by.partition(":")[0], 0))
 
 
 def _text_of(error: Exception) -> str:
