@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import IO
 
 from learner.cli.configs.overrides import apply_overrides, read_configs
-from learner.cli.usage import PARSERS
 from learner.cli.watch import refuse_pipes, refuse_without_packages
 from learner.errors import LearnerError
 
@@ -20,18 +20,20 @@ STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
-def train_beside(command: str, words: Sequence[str]) -> int | None:
+def train_beside(command: str, line: Namespace, words: Sequence[str]) -> int:
     """Run `learner fit` or `learner resume` in another process, and show the run until the user quits the view or the
-    run fails; then show its output. Return its exit code, or None if the words do not request the view.
+    run fails; then show its output. Return its exit code.
 
     A view in the process of the run would wait for the interpreter while programs are traced.
+
+    Args:
+      command: `fit` or `resume`.
+      line: the arguments.
+      words: the words of the command line that have these arguments.
 
     Raises:
       LearnerError: there is no terminal, a package is missing, or the run has no directory.
     """
-    line = PARSERS[command]().read(words)
-    if not line.watch:
-        return None
     refuse_without_packages()
     refuse_pipes()
     directory = line.directory if command == "resume" else None

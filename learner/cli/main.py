@@ -287,11 +287,9 @@ def _run(words: list[str]) -> int:
         raise_dropped = None if reading else stack.enter_context(dropped_signals())
         with import_order(own=False):  # our modules must not find their imports in the current directory
             if starts_run:
-                trains = importlib.import_module("learner.cli.configs.missing").check_words(command, rest)
-                if trains and any(word.partition("=")[0] == "--watch" for word in rest):
-                    ended: int | None = importlib.import_module("learner.cli.beside").train_beside(command, rest)
-                    if ended is not None:
-                        return ended
+                line, trains = importlib.import_module("learner.cli.configs.missing").read_words(command, rest)
+                if trains and line.watch:
+                    return int(importlib.import_module("learner.cli.beside").train_beside(command, line, rest))
                 is_terminal = sys.stderr is not None and sys.stderr.isatty()
                 # Otherwise on standard output, like the lines of epochs, but not before output that is meant for
                 # programs. Not in one of several processes: only the first writes, and this process may learn later

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from learner.cli.configs import missing
-from learner.cli.configs.missing import check_words
+from learner.cli.configs.missing import read_words
 from learner.cli.fit import _train
 from learner.cli.main import COMMANDS, _fail, main
 from learner.util.disk import read_bytes
@@ -559,10 +559,10 @@ def test_signal_during_an_import_ends_the_command(learner, config, monkeypatch):
 
     def drop(command, words):
         Dropping()
-        return check_words(command, words)
+        return read_words(command, words)
 
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    monkeypatch.setattr(missing, "check_words", drop)
+    monkeypatch.setattr(missing, "read_words", drop)
     try:
         code, _, err = learner("fit", config)
         assert (code, err.splitlines()[-1]) == (143, "learner: interrupted")

@@ -1,6 +1,7 @@
 """Checks that the config or the run of a command exists, before JAX is imported."""
 
 import os
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,22 +14,24 @@ from learner.runs.layout import missing_text
 MOST = 10  # runs that an error names
 
 
-def check_words(command: str, words: Sequence[str]) -> bool:
-    """Return True if `learner fit` or `learner resume` trains and shows the run, rather than print a config or help.
-    Raise `LearnerError` if the words are wrong, or name a file or run that does not exist.
+def read_words(command: str, words: Sequence[str]) -> tuple[Namespace, bool]:
+    """Return the arguments of `learner fit`, `resume` or `sweep`, and True if fit or resume trains and shows the run,
+    rather than print a config or help. Raise `LearnerError` if the words are wrong, or name a file or run that does not
+    exist.
     """
     line = PARSERS[command]().read(words)
     if command == "resume":
         check_run(line.directory)
-        return True
+        return line, True
     config = line.config
     if config is not None and not os.path.lexists(config) and bundled_config(config) is None:
         read_yaml(config)  # raises
     if command == "sweep":
         if config is None:
             raise LearnerError("learner sweep needs a config file: learner sweep CONFIG", code="cli-config-missing")
-        return False
-    return not (line.print_config or line.print_sharding or any(key.endswith(".help") for key, _ in line.overrides))
+        return line, False
+    prints = line.print_config or line.print_sharding or any(key.endswith(".help") for key, _ in line.overrides)
+    return line, not prints
 
 
 def check_run(directory: str) -> None:
