@@ -102,14 +102,6 @@ def test_help_in_a_zip_archive(tmp_path):
         assert expected in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", ["fit", "resume"])
-def test_topics_need_no_jax(command):
-    code = "import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\n"
-    code += f"main([{command!r}, '--help=metrics'])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.startswith("metrics is one of these")
-
-
 def test_help_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for text in (fit_usage(), stored_topic("keys"), stored_topic("metrics")):
