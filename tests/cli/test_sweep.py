@@ -277,9 +277,7 @@ def test_variables_of_some_members_are_accepted(importable, line_config):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("number", "code_of_signal"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("number", "code_of_signal"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_sweep_resumes(learner, line_config, workplace, monkeypatch, number, code_of_signal):
     """The second member is interrupted after its first epoch; the third is missing."""
     with open("mymodule.py", "a") as file:

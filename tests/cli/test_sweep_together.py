@@ -378,9 +378,7 @@ def test_cores_are_claimed_unless_devices_are_set(write, changes, words, claims,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("words", "devices"), [([], 2), (["--devices=1"], 1), pytest.param(["--waves=2"], 2, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("words", "devices"), [([], 2), (["--devices=1"], 1), (["--waves=2"], 2)])
 def test_members_are_spread_over_the_cores(write, words, devices, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     planned = plan_of(write(), "--lr=0.1,0.2,0.3,0.4", "--together", *words)

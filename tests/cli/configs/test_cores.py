@@ -20,8 +20,8 @@ def test_members_are_spread_evenly_over_the_cores(cores, members, devices, monke
     ("given", "devices"),
     [
         ({}, 3),
-        pytest.param({"JAX_NUM_CPU_DEVICES": "2"}, 2, marks=pytest.mark.full),
-        pytest.param({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, 2, marks=pytest.mark.full),
+        ({"JAX_NUM_CPU_DEVICES": "2"}, 2),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, 2),
     ],
 )
 def test_jax_has_a_device_for_each_core_unless_configured(given, devices):
