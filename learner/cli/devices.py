@@ -16,7 +16,7 @@ def devices(words: Sequence[str]) -> int:
     platform = devices_parser().read(words).platform
     if platform not in (None, *PLATFORMS):
         raise LearnerError(f"--platform is {platform!r}: {near(str(platform), PLATFORMS)}", code="cli-platform-unknown")
-    print("\n".join([*table(_found(platform)), "", *choices()]))
+    print("\n".join([*table(_devices_of(platform)), "", *choices()]))
     return 0
 
 
@@ -42,7 +42,7 @@ def choices() -> list[str]:
     ]
 
 
-def _found(platform: str | None) -> list[Any]:
+def _devices_of(platform: str | None) -> list[Any]:
     try:
         return jax.devices() if platform is None else jax.devices(platform)
     except RuntimeError as error:  # a platform that does not exist or does not start

@@ -86,7 +86,7 @@ def load_run(line: Namespace, call: str, which: str) -> tuple[RunConfig, LoadedC
     content = apply_overrides(content, line.overrides)
     config = RunConfig({**content, "directory": directory})
     model, trainable = config.model()
-    return config, load_checkpoint(_place(content, directory), which, model, trainable=trainable)
+    return config, load_checkpoint(_checkpoint_directory(content, directory), which, model, trainable=trainable)
 
 
 def location(loaded: LoadedCheckpoint) -> str:
@@ -174,7 +174,7 @@ def _numbers(line: Namespace) -> int:
     return 0
 
 
-def _place(content: Mapping[str, Any], directory: str) -> str:
+def _checkpoint_directory(content: Mapping[str, Any], directory: str) -> str:
     """Return the directory of the run's checkpoints."""
     checkpointer = content.get("with_file_checkpointer")
     return (checkpointer.get("directory") if isinstance(checkpointer, Mapping) else None) or directory

@@ -193,7 +193,7 @@ def ask(words: Sequence[str]) -> int:
     line = parser.read(words)
     problems = []
     for place in line.directories:
-        inside = [Path(place)] if is_locked(Path(place)) is not False else _under_way(place)
+        inside = [Path(place)] if is_locked(Path(place)) is not False else _training_runs(place)
         if not inside:
             is_there = Path(place).is_dir()
             problems.append(f"no run is training in {place}" if is_there else missing_text(place))
@@ -208,7 +208,7 @@ def ask(words: Sequence[str]) -> int:
     return 0
 
 
-def _under_way(place: str) -> list[Path]:
+def _training_runs(place: str) -> list[Path]:
     """Return the runs below a directory that are training."""
     return [directory for directory in run_directories([place])[0] if is_locked(directory) is not False]
 

@@ -203,9 +203,9 @@ class _Progress:
 
         from learner.cli.sweeps.sweep_status import SweepStatus
 
-        return SweepStatus(f"{self._place(group.members[0])}  {_name_of(group)}", Console(file=self._stream))
+        return SweepStatus(f"{self._position(group.members[0])}  {_name_of(group)}", Console(file=self._stream))
 
-    def _place(self, member: SweepMember) -> str:
+    def _position(self, member: SweepMember) -> str:
         members = self._plan.members
         return f"{members.index(member) + 1:{len(str(len(members)))}}/{len(members)}"
 
@@ -242,7 +242,7 @@ class _Progress:
             words.append(outcome.stopped_by)
         end_stages()
         how = ", ".join(filter(None, [*words, time_or_kept]))
-        text = f"{self._place(outcome.member)}  {_label(outcome.member)}  {how}"
+        text = f"{self._position(outcome.member)}  {_label(outcome.member)}  {how}"
         with contextlib.suppress(OSError):  # a sweep continues without its output; printing the results reports it
             print(printable(text), file=self._stream, flush=True)
 

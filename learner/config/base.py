@@ -115,7 +115,7 @@ class Config:
         """
         _check_suffix(path)
         content = self.to_dict()
-        self._check_comes_back(content)
+        self._check_round_trip(content)
         text = json_text(content) + "\n" if Path(path).suffix == ".json" else yaml_text(content)
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ class Config:
                 f"{type(self).__name__} cannot be saved as {os.fspath(path)}: {error}", code="config-unsavable"
             ) from error
 
-    def _check_comes_back(self, content: Mapping[str, Any]) -> None:
+    def _check_round_trip(self, content: Mapping[str, Any]) -> None:
         back = type(self).from_dict(content)
         for name in fields_of(type(self)):
             if repr(getattr(back, name)) != repr(getattr(self, name)):

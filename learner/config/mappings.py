@@ -141,7 +141,7 @@ _Dumper.add_representer(str, _scalar)
 def _json(text: str, named: str) -> Any:
     deep = f"{named} is nested more than {DEEPEST} levels deep"
     try:
-        content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, named), parse_int=_integer)
+        content = json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, named), parse_int=_integer)
     except LearnerError:
         raise
     except ValueError as error:
@@ -159,7 +159,7 @@ def _integer(digits: str) -> int:
     return value
 
 
-def _once(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
+def _unique_keys(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:

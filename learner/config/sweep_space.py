@@ -105,8 +105,8 @@ class SweepSpace:
         else:
             pairs = itertools.product(draws, combinations)
         rows = [{key: (a | b)[key] for key in self.columns} for a, b in pairs]
-        if twice := _first_twice(rows):
-            remedy = "give each value once" if _first_twice(combinations) else "draw fewer, or from wider bounds"
+        if twice := _first_duplicates(rows):
+            remedy = "give each value once" if _first_duplicates(combinations) else "draw fewer, or from wider bounds"
             raise LearnerError(
                 f"the members {twice[0]} and {twice[1]} have the same values, "
                 f"{', '.join(f'{key}={_word(value)}' for key, value in rows[twice[0]].items())}: {remedy}",
@@ -218,7 +218,7 @@ def _expanded(key: str, item: Any) -> Sequence[Any]:
     return range(first, last + 1)
 
 
-def _first_twice(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+def _first_duplicates(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
     """Return the first two rows with the same values, or None."""
     seen: dict[tuple[Any, ...], int] = {}
     for index, row in enumerate(rows):

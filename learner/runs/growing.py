@@ -56,7 +56,7 @@ class GrowingLines:
             return False, []
         with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
-            same = (status.st_dev, status.st_ino) == self._file and status.st_size >= self._at and self._goes_on(file)
+            same = (status.st_dev, status.st_ino) == self._file and status.st_size >= self._at and self._continues(file)
             anew = not same and self._file != (0, 0)
             if not same:
                 self._forget()
@@ -76,7 +76,7 @@ class GrowingLines:
             self._torn, lines = False, lines[1:]
         return anew, lines
 
-    def _goes_on(self, file: BinaryIO) -> bool:
+    def _continues(self, file: BinaryIO) -> bool:
         """Return True if the last line read is still in its place."""
         file.seek(self._at - len(self._end))
         return file.read(len(self._end)) == self._end

@@ -110,14 +110,14 @@ def _began_after(moment: float, process: int) -> bool:
 _locks: set[int] = set()
 
 
-def _let_go() -> None:
+def _close_in_child() -> None:
     """Close the locks in a forked process, such as a data worker, which may outlive the run."""
     for descriptor in _locks:
         os.close(descriptor)
     _locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _open_locked(path: Path) -> int:
@@ -177,7 +177,7 @@ def _lock(descriptor: int, path: Path) -> None:
             raise
     else:
         return
-    with _alone(path):
+    with _claimed(path):
         _refuse_other_content(descriptor, path)
         holder = _holder(descriptor)
         if holder.process is not None and (not holder.is_visible() or _is_alive(holder.process)):
@@ -186,7 +186,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _claimed(path: Path) -> Iterator[None]:
     """Let only one process at a time read the note of a lock and write its own, on a file system without locks."""
     claim = path.with_name(f"{NAME}.claim")
     with contextlib.suppress(FileNotFoundError):

@@ -91,10 +91,10 @@ class RunReader:
                 code="run-directory-unreadable",
             )
         self._lines = GrowingLines(self.directory / MARK)
-        self._begin_anew()
+        self._reset()
         self.refresh(now)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self.journal: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.history = History()
@@ -122,7 +122,7 @@ class RunReader:
         for name in ("status", "seconds", *(OF_LINES if lines or anew else ())):
             self.__dict__.pop(name, None)
         if anew:
-            self._begin_anew()
+            self._reset()
         path = self.directory / MARK
         new = [_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, self._count + 1)]
         self._count += len(new)

@@ -65,7 +65,7 @@ own class or function
             key=key,
             path=path,
         )
-    place = _place(key)
+    place = _part_of(key)
     if place is None:
         return
     bases = BASES.get(place) or tuple(base for _, base in NAMED.get(place, ()) if base)
@@ -119,10 +119,10 @@ def _has(target: type, name: str) -> bool:
     return any(name in vars(each) for each in target.__mro__)
 
 
-def _place(key: str) -> str | None:
+def _part_of(key: str) -> str | None:
     """Return the part of a config to which a key belongs, or None inside arguments.
 
-    >>> [_place(key) for key in ("metrics.0", "valid.dev.dataset", "train", "train.batcher", "model.init_args.head")]
+    >>> [_part_of(key) for key in ("metrics.0", "valid.dev.dataset", "train", "train.batcher", "model.init_args.head")]
     ['metrics', 'data', 'data', 'batcher', None]
     """
     if ".init_args" in key:

@@ -107,7 +107,7 @@ def check(
     defaults: dict[str, Any] = {}
     if not partial:
         plain = {name: _as_dict(parser.get_defaults().get(name)) for name in left_out}
-        defaults = {name: value for name, value in plain.items() if _comes_back(parser, values, name, value)}
+        defaults = {name: value for name, value in plain.items() if _round_trips(parser, values, name, value)}
         defaults |= {name: write(kind, default_of(target, name)) for name, kind in kinds.items() if name not in given}
     written = {name: write(kinds[name], each) for name, each in configs.items()}
     return Arguments(lambda: {**_instantiated(parser, parsed), **configs}, defaults, written)
@@ -231,7 +231,7 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
     return name, f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"
 
 
-def _comes_back(parser: ArgumentParser, given: Mapping[str, Any], name: str, default: Any) -> bool:
+def _round_trips(parser: ArgumentParser, given: Mapping[str, Any], name: str, default: Any) -> bool:
     """Return True if a config can represent this default. Functions cannot be saved, and tuples only if the annotation
     is a tuple.
     """

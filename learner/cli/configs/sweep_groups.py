@@ -122,7 +122,7 @@ def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> lis
         )
     grouped: dict[str, list[SweepMember]] = {}
     for member in members:
-        grouped.setdefault(json.dumps(encode(_others(member, traced))), []).append(member)
+        grouped.setdefault(json.dumps(encode(_untraced_values(member, traced))), []).append(member)
     if len(grouped) == 1:
         return [SweepGroup("", members, traced)]
     groups = []
@@ -130,7 +130,7 @@ def groups_of(members: Sequence[SweepMember], *, together: str = "never") -> lis
         if together == "auto" and len(group) == 1:
             groups += singles(group)
         else:
-            name = directory_name(f"population-{number}", _others(group[0], traced))
+            name = directory_name(f"population-{number}", _untraced_values(group[0], traced))
             group = [dataclasses.replace(each, name=f"{name}/{each.name}") for each in group]
             groups.append(SweepGroup(name, group, traced))
     return groups
@@ -142,5 +142,5 @@ def singles(members: Sequence[SweepMember]) -> list[SweepGroup]:
     return [SweepGroup(member.name, [member]) for member in named]
 
 
-def _others(member: SweepMember, traced: Sequence[str]) -> dict[str, Any]:
+def _untraced_values(member: SweepMember, traced: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in member.values.items() if key not in traced}

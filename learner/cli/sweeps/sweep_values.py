@@ -49,7 +49,7 @@ class SweepValues:
     def read(cls, section: Any, line: Namespace) -> Self:
         """Return the values of a section of a config, and of a command line, which overrides it."""
         problems: list[Problem] = []
-        given, options = _given(section, line, problems)
+        given, options = _read_items(section, line, problems)
         columns, shared, broken = _columns(given, problems)
         settings = _settings(options, problems)
         together, waves = settings.pop("together"), settings.pop("waves")
@@ -62,7 +62,7 @@ class SweepValues:
         return cls(space, shared, broken, together, waves, None if metric is None else str(metric), problems)
 
 
-def _given(section: Any, line: Namespace, problems: list[Problem]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+def _read_items(section: Any, line: Namespace, problems: list[Problem]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Return the items of each key, and the options of the sweep. The command line takes precedence."""
     if section is not None and not (isinstance(section, Mapping) and all(isinstance(key, str) for key in section)):
         problems.append(Problem(f"sweep is {section!r}: it needs a mapping of keys", code="sweep-section-type"))
