@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from learner.cli.configs.config import RunConfig
 from learner.cli.devices import table
 from learner.cli.help import key_help
-from learner.cli.usage import stored_topic
 from learner.runs.lock import locked
 from tests.support.codes import named_case
 from tests.support.runs import tree_of
@@ -128,8 +127,6 @@ def test_help_lists_the_strategies():
     assert "  SingleDevice(device=null)" in lines
     assert "  fsdp(min_size=1024, axis=data)" in lines
     assert "--sync_batch_norm" in key_help("strategy", "Replicated", {})
-    for key in ("devices", "strategy"):
-        assert sum(line.startswith(f"  {key} ") for line in stored_topic("keys").splitlines()) == 1
 
 
 @pytest.mark.full
@@ -259,9 +256,3 @@ def test_print_sharding_beside_a_training_run(learner, config, workplace):
     assert (code, err) == (0, "")
     assert out.startswith("one device: cpu (cpu:0)\n")
     assert tree_of("run") == before
-
-
-def test_print_sharding_of_an_invalid_rule(learner, config):
-    code, out, err = learner("fit", config, "--print_sharding", "--strategy=Sharded", "--strategy.rules={v: data}")
-    assert (code, out) == (2, "")
-    assert "the rule 'v' of Sharded is not used" in err

@@ -37,12 +37,6 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
     assert read_mapping(tmp_path / "a.json") == {"a": 1}
 
 
-def test_too_large_files_are_refused(tmp_path):
-    (tmp_path / "a.json").write_text('{"a": "' + "x" * 2**20 + '"}')
-    with raises_code("config-file-too-large", "1048576"):
-        read_mapping(tmp_path / "a.json")
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
