@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.cli.configs.overrides import read_yaml
 from learner.cli.configs.sources import source
-from learner.config import limits
+from learner.config.mappings import SUFFIXES
 from learner.data.dataset import Dataset
 from learner.data.input_files import as_path, present, reader_of
 from learner.data.loader import DataLoaderBuilder
@@ -46,7 +46,7 @@ def read_rows(path: str, directory: str, content: Mapping[str, Any], needs_targe
         present(path, "DATA")
     if file.suffix == ARRAYS:
         data = read_npz(file)
-    elif file.suffix in limits.SUFFIXES:
+    elif file.suffix in SUFFIXES:
         data = _described(path, read_yaml(file))
     else:
         like = _like_own(path, directory, content)

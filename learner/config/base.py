@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from learner.config.fields import add_type_problem, read, tagged, write
-from learner.config.limits import DEEPEST, SUFFIXES
-from learner.config.mappings import is_deep, json_text, read_mapping, yaml_text
+from learner.config.mappings import SUFFIXES, is_deep, json_text, read_mapping, yaml_text
+from learner.config.safe_yaml import DEEPEST
 from learner.config.types import shown
 from learner.errors import LearnerError, near, one_error
 

@@ -5,8 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from learner.config.limits import DEEPEST
-from learner.config.safe_yaml import parse_yaml
+from learner.config.safe_yaml import DEEPEST, parse_yaml
 from learner.errors import LearnerError, Problem, near, one_error
 
 REFERENCE = re.compile(r"\$\{([^{}]*)\}")

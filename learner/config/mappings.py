@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from learner.config.limits import BITS, DEEPEST, LARGEST, SUFFIXES
-from learner.config.safe_yaml import UnsafeYamlError, parse_yaml, read_bounded
+from learner.config.safe_yaml import BITS, DEEPEST, LARGEST, UnsafeYamlError, parse_yaml, read_bounded
 from learner.errors import LearnerError, first_of, near
 
+SUFFIXES = (".json", ".yaml", ".yml")
 MOST_INCLUDED = 100  # files
 
 

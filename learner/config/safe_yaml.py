@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from learner.config.limits import BITS, DEEPEST, LARGEST
 from learner.errors import LearnerError
 
+LARGEST, DEEPEST = 2**20, 50  # characters and levels of an untrusted file
+BITS = 1024  # of an integer, as of the largest float
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TOO_DEEP = f"is nested more than {DEEPEST} levels deep"
 

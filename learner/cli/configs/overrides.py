@@ -10,9 +10,8 @@ import yaml
 
 from learner.cli.configs.problems import Problems
 from learner.config.composition import merge, refuse_unused_variable, resolve, variables_in
-from learner.config.limits import DEEPEST
 from learner.config.mappings import is_deep, read_mapping
-from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
+from learner.config.safe_yaml import DEEPEST, UnsafeYamlError, parse_yaml
 from learner.config.types import shown
 from learner.errors import LearnerError, near
 from learner.examples import CONFIGS, bundled_config
