@@ -8,12 +8,57 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import CollectingMetric, Info, Metric, rows_mask
+from learner.metrics.base import CollectingMetric, Info, Metric, MetricBase, rows_mask
 from learner.metrics.rows import MaskedOutput, combine_masks
 from learner.metrics.wrapped import WrappedCollectingMetric, WrappedMetric
 
 
-class Head(WrappedMetric):
+class _OfHead(MetricBase):
+    """The arguments of a `Head`, and the head of an output."""
+
+    def __init__(self, metric: Any, head: str, name: str | None = None) -> None:
+        if not isinstance(metric, Metric | CollectingMetric) or getattr(metric, "per_step", False):
+            raise LearnerError(
+                f"Head got {metric!r}; it needs an instance of a learner.metrics.Metric that reads the step's output",
+                code="metric-head-type",
+            )
+        same = ("higher_is_better", "unit", "splits", "numeric", "description", "undefined")
+        vars(self).update({attribute: getattr(metric, attribute) for attribute in same})
+        self.name = f"{metric.name} of {head}" if name is None else name
+        self.fields = tuple(f"{head}.{field}" for field in metric.fields) or (head,)
+        self.inner = (metric,)
+        self._metric: Any = metric
+        self._head = head
+
+    def _part(self, output: Any) -> Any:
+        """Return the output of the head, with the whole output's mask applied."""
+        part = getattr(output, self._head)
+        part = types.SimpleNamespace(**part) if isinstance(part, Mapping) else part
+        outer, own = rows_mask(output), rows_mask(part)
+        if outer is None:
+            return part
+        if own is None:
+            return MaskedOutput(part, outer)
+        if (mask := combine_masks(outer, own)) is None:
+            raise LearnerError(
+                f"{self.name} got a mask of the output of shape {outer.shape} and one of {self._head} of shape "
+                f"{own.shape}; they do not fit",
+                code="metric-head-mask-shape",
+                name=self.name,
+                head=self._head,
+            )
+        return MaskedOutput(part, mask)
+
+
+class _CollectedHead(_OfHead, WrappedCollectingMetric):
+    """A `Head` of a metric that collects rows."""
+
+    def collect(self, output: Any) -> Any:
+        """Return the values that the wrapped metric collects from the head."""
+        return self._metric.collect(self._part(output))
+
+
+class Head(_OfHead, WrappedMetric):
     """A metric of one head of a model with several heads. It reads its fields from an output inside the step's output.
 
     The head is an `Output`, or a dict or object with the fields that the metric reads. A mask of the head applies to
@@ -36,76 +81,14 @@ class Head(WrappedMetric):
     Accuracy of genre 0.5
     """
 
-    def __new__(cls, metric: Metric | CollectingMetric, head: str, name: str | None = None) -> Any:
-        """Return the variant for collected rows if the metric collects rows."""
-        return _CollectedHead(metric, head, name) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+    _collecting = _CollectedHead
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the arguments of `__new__`, for copies."""
-        return self._metric, self._head, self.name
-
-    def __init__(self, metric: Metric, head: str, name: str | None = None) -> None:
-        _copy_attributes(self, metric, head, name)
-        self._metric, self._head = metric, head
+    def __init__(self, metric: Metric | CollectingMetric, head: str, name: str | None = None) -> None:
+        super().__init__(metric, head, name)
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
         """Add the head of a batch."""
-        weight = getattr(part := _part(self.name, output, self._head), "weight", None)
+        part = self._part(output)
+        weight = getattr(part, "weight", None)
         own = info if weight is None else dataclasses.replace(info, weight=jnp.asarray(weight, jnp.float32))
         return self._metric.update(state, part, own)
-
-
-class _CollectedHead(WrappedCollectingMetric):
-    """A `Head` of a metric that collects rows."""
-
-    def __init__(self, metric: CollectingMetric, head: str, name: str | None = None) -> None:
-        _copy_attributes(self, metric, head, name)
-        self._metric, self._head = metric, head
-
-    def collect(self, output: Any) -> Any:
-        """Return the values that the wrapped metric collects from the head."""
-        return self._metric.collect(_part(self.name, output, self._head))
-
-    def paddings(self, rows: Any) -> list[int | None]:
-        """Return those of the wrapped metric."""
-        return self._metric.paddings(rows)
-
-    def compute(self, rows: Any) -> Any:
-        """Compute the wrapped metric."""
-        return self._metric.compute(rows)
-
-
-def _part(name: str, output: Any, head: str) -> Any:
-    """Return the output of a head, with the whole output's mask applied."""
-    part = getattr(output, head)
-    part = types.SimpleNamespace(**part) if isinstance(part, Mapping) else part
-    outer, own = rows_mask(output), rows_mask(part)
-    if outer is None:
-        return part
-    if own is None:
-        return MaskedOutput(part, outer)
-    if (mask := combine_masks(outer, own)) is None:
-        raise LearnerError(
-            f"{name} got a mask of the output of shape {outer.shape} and one of {head} of shape {own.shape}; they do "
-            "not fit",
-            code="metric-head-mask-shape",
-            name=name,
-            head=head,
-        )
-    return MaskedOutput(part, mask)
-
-
-def _copy_attributes(wrapper: Metric | CollectingMetric, metric: Any, head: str, name: str | None) -> None:
-    """Copy the attributes of the wrapped metric, which reads its fields from the head."""
-    if not isinstance(metric, Metric | CollectingMetric) or getattr(metric, "per_step", False):
-        raise LearnerError(
-            f"Head got {metric!r}; it needs an instance of a learner.metrics.Metric that reads the step's output",
-            code="metric-head-type",
-        )
-    same = ("higher_is_better", "unit", "splits", "numeric", "description", "undefined")
-    vars(wrapper).update(
-        {name: getattr(metric, name) for name in same},
-        name=f"{metric.name} of {head}" if name is None else name,
-        fields=tuple(f"{head}.{field}" for field in metric.fields) or (head,),
-        inner=(metric,),
-    )

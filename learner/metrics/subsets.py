@@ -12,10 +12,106 @@ from learner.errors import LearnerError
 from learner.metrics.adaptors import Adapted
 from learner.metrics.base import Array, CollectingMetric, Info, Metric, MetricBase, all_within, rows_mask
 from learner.metrics.rows import MaskedOutput, as_int32, combine_masks
-from learner.metrics.wrapped import WrappedCollectingMetric, WrappedMetric
+from learner.metrics.wrapped import SameKindMetric, WrappedCollectingMetric, WrappedMetric
 
 
-class Subset(WrappedMetric):
+class _Grouped(MetricBase):
+    """A metric of rows, and the field of the output with their groups."""
+
+    def __init__(self, what: str, metric: Any, by: str) -> None:
+        _check(metric, what)
+        self.higher_is_better, self.unit, self.splits = metric.higher_is_better, metric.unit, metric.splits
+        self.fields, self.inner = tuple(dict.fromkeys((*metric.fields, by))), (metric,)
+        self._metric: Any = metric
+        self._by = by
+
+    def _groups(self, output: Any, most: int) -> Array:
+        """Return int32: the group of each row, or of each token if there may be two axes."""
+        group = jnp.asarray(getattr(output, self._by))
+        if not (jnp.issubdtype(group.dtype, jnp.integer) or group.dtype == bool) or not 1 <= group.ndim <= most:
+            raise LearnerError(
+                f"{self.name} got {self._by} {group.dtype}{list(group.shape)}; it needs the number of a group for each "
+                f"row: integers [batch]{', or [batch, length]' if most == 2 else ''}",
+                code="metric-group-type",
+                name=self.name,
+                by=self._by,
+            )
+        return as_int32(group)
+
+    def _part(self, output: Any, value: int) -> MaskedOutput:
+        """Return the output with the rows (or tokens) of other groups masked."""
+        own = self._groups(output, most=2) == value
+        outer = rows_mask(output)
+        if outer is None:
+            return MaskedOutput(output, own)
+        if (mask := combine_masks(own, outer)) is None:
+            raise LearnerError(
+                f"{self.name} got {self._by} of shape {own.shape} and a mask of shape {outer.shape}; they do not fit",
+                code="metric-group-mask-shape",
+                name=self.name,
+                by=self._by,
+            )
+        return MaskedOutput(output, mask)
+
+
+class _CollectedGroups(_Grouped, CollectingMetric):
+    """A metric that collects rows with their groups, which the host separates."""
+
+    def collect(self, output: Any) -> dict[str, Any]:
+        """Return the rows that the metric collects, and their groups `[rows]`."""
+        rows, groups = self._metric.collect(output), self._groups(output, most=1)
+        for leaf in jax.tree.leaves(rows):
+            if leaf.shape[:1] != groups.shape:
+                raise LearnerError(
+                    f"{self.name} got {self._by} of shape {groups.shape}, and {self._metric.name} collects "
+                    f"{leaf.dtype}{list(leaf.shape)}; it needs one group for each row",
+                    code="metric-group-shape",
+                    name=self.name,
+                    by=self._by,
+                )
+        return {"groups": groups, "rows": rows}
+
+    def paddings(self, rows: Any) -> list[int | None]:
+        """Return those of the wrapped metric; the groups have one shape."""
+        return [None, *self._metric.paddings(rows["rows"])]
+
+    def _value_of(self, rows: Any, value: int) -> Any:
+        """Return the value of the rows of one group; NaN if there are none."""
+        own = rows["groups"] == value
+        if self._metric.numeric and not own.any():
+            return np.nan
+        return self._metric.compute(jax.tree.map(lambda x: x[own], rows["rows"]))
+
+
+class _OneGroup(_Grouped):
+    """The arguments of a `Subset`."""
+
+    def __init__(self, metric: Any, by: str, value: int, name: str | None = None) -> None:
+        super().__init__("Subset", metric, by)
+        number = _number(value)
+        if number is None:
+            raise LearnerError(
+                f"value of Subset is {value!r}; it needs the number of a group: Subset({type(metric).__name__}(...), "
+                f"{by!r}, 0, 'cats')",
+                code="metric-subset-value",
+                value=value,
+                by=by,
+            )
+        self.name = f"{metric.name} of {f'{by} {value}' if name is None else name}"
+        self.undefined = f"no row of it has {by} = {value}, or {metric.undefined}"
+        self.numeric, self.description = metric.numeric, metric.description
+        self._of = number
+
+
+class _CollectedSubset(_OneGroup, _CollectedGroups, WrappedCollectingMetric):
+    """A `Subset` of a metric that collects rows."""
+
+    def compute(self, rows: Any) -> Any:
+        """Compute the wrapped metric; NaN if the subset has no rows."""
+        return self._value_of(rows, self._of)
+
+
+class Subset(_OneGroup, WrappedMetric):
     """A metric over the rows for which a field of the output has a given value: `Accuracy of cats`.
 
     Args:
@@ -37,25 +133,53 @@ class Subset(WrappedMetric):
     Accuracy of cats 1.0
     """
 
-    def __new__(cls, metric: Metric | CollectingMetric, by: str, value: int, name: str | None = None) -> Any:
-        """Return the variant for collected rows if the metric collects rows."""
-        if isinstance(metric, CollectingMetric):
-            return _CollectedSubset(metric, by, value, name)
-        return super().__new__(cls)
+    _collecting = _CollectedSubset
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the arguments of `__new__`, for copies."""
-        return self._metric, self._by, self._of
-
-    def __init__(self, metric: Metric, by: str, value: int, name: str | None = None) -> None:
-        self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
+    def __init__(self, metric: Metric | CollectingMetric, by: str, value: int, name: str | None = None) -> None:
+        super().__init__(metric, by, value, name)
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
         """Add the rows of a batch that belong to the subset."""
-        return self._metric.update(state, _part(self.name, output, self._by, self._of), info)
+        return self._metric.update(state, self._part(output, self._of), info)
 
 
-class By(Metric):
+class _EachGroup(_Grouped):
+    """The arguments of a `By`, and the text of its values."""
+
+    numeric = False
+
+    def __init__(self, metric: Any, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
+        super().__init__("By", metric, by)
+        if not metric.numeric:
+            raise LearnerError(
+                f"By got {metric.name}, which is not a number; it needs one that is, or use Subset",
+                code="metric-group-not-a-number",
+            )
+        known = _named(names)
+        if known is None:
+            raise LearnerError(
+                f"names of By is {names!r}; it needs a name for each group, by its number: {{0: 'cats', 1: 'dogs'}}, "
+                "or a list of the names of 0, 1 and so on: ['cats', 'dogs']",
+                code="metric-group-names",
+            )
+        self.name, self.description = f"{metric.name} by {by}", f"{metric.description}, by {by}"
+        self._names = known
+
+    def text(self, value: Any) -> str:
+        """Return the name of each group with the text of the wrapped metric."""
+        pairs = zip(self._names.values(), np.asarray(value), strict=True)
+        return ", ".join(f"{name} {self._metric.text(x)}" for name, x in pairs)
+
+
+class _CollectedBy(_EachGroup, _CollectedGroups):
+    """`By` of a metric that collects rows."""
+
+    def compute(self, rows: Any) -> np.ndarray:
+        """Return float64 `[groups]`; NaN for a group without rows."""
+        return np.array([self._value_of(rows, value) for value in self._names], np.float64)
+
+
+class By(_EachGroup, SameKindMetric):
     """A metric of each group of rows, as a text at the end of a split: `cats 0.5, dogs 0.75`.
 
     For numbers that can be plotted and monitored, use `Subset`.
@@ -77,18 +201,10 @@ class By(Metric):
     'cats 1, dogs 0'
     """
 
-    numeric = False
+    _collecting = _CollectedBy
 
-    def __new__(cls, metric: Metric | CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> Any:
-        """Return the variant for collected rows if the metric collects rows."""
-        return _CollectedBy(metric, by, names) if isinstance(metric, CollectingMetric) else super().__new__(cls)
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the arguments of `__new__`, for copies."""
-        return self._metric, self._by, self._names
-
-    def __init__(self, metric: Metric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
-        self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
+    def __init__(self, metric: Metric | CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
+        super().__init__(metric, by, names)
 
     def init(self) -> Any:
         """Return the state of no rows."""
@@ -96,7 +212,7 @@ class By(Metric):
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
         """Add the rows of a batch, each to its group."""
-        parts = (_part(self.name, output, self._by, value) for value in self._names)
+        parts = (self._part(output, value) for value in self._names)
         return tuple(self._metric.update(s, part, info) for s, part in zip(state, parts, strict=True))
 
     def merge(self, a: Any, b: Any) -> Any:
@@ -106,54 +222,6 @@ class By(Metric):
     def compute(self, state: Any) -> Array:
         """Return float32 `[groups]`; NaN for a group without rows."""
         return jnp.stack([jnp.asarray(self._metric.compute(s), jnp.float32) for s in state])
-
-    def text(self, value: Any) -> str:
-        """Return the text of the wrapped metric."""
-        return _texts(self._metric, self._names, value)
-
-
-class _CollectedSubset(WrappedCollectingMetric):
-    """A `Subset` of a metric that collects rows; the host separates the groups."""
-
-    def __init__(self, metric: CollectingMetric, by: str, value: int, name: str | None = None) -> None:
-        self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
-
-    def collect(self, output: Any) -> dict[str, Any]:
-        """Return the rows that the metric collects, and their groups."""
-        return _collected(self.name, self._metric, output, self._by)
-
-    def paddings(self, rows: Any) -> list[int | None]:
-        """Return those of the wrapped metric; the groups have one shape."""
-        return [None, *self._metric.paddings(rows["rows"])]
-
-    def compute(self, rows: Any) -> Any:
-        """Compute the wrapped metric; NaN if the subset has no rows."""
-        return _value_of(self._metric, rows, self._of)
-
-
-class _CollectedBy(CollectingMetric):
-    """`By` of a metric that collects rows; the host separates the groups."""
-
-    numeric = False
-
-    def __init__(self, metric: CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
-        self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
-
-    def collect(self, output: Any) -> dict[str, Any]:
-        """Return the rows that the metric collects, and their groups."""
-        return _collected(self.name, self._metric, output, self._by)
-
-    def paddings(self, rows: Any) -> list[int | None]:
-        """Return those of the wrapped metric; the groups have one shape."""
-        return [None, *self._metric.paddings(rows["rows"])]
-
-    def compute(self, rows: Any) -> np.ndarray:
-        """Return float64 `[groups]`; NaN for a group without rows."""
-        return np.array([_value_of(self._metric, rows, value) for value in self._names], np.float64)
-
-    def text(self, value: Any) -> str:
-        """Return the text of the wrapped metric."""
-        return _texts(self._metric, self._names, value)
 
 
 def _number(value: Any) -> int | None:
@@ -171,108 +239,6 @@ def _named(names: Any) -> dict[int, str] | None:
     given = list(names.items() if isinstance(names, Mapping) else enumerate(names))
     known = {number: name for value, name in given if (number := _number(value)) is not None and isinstance(name, str)}
     return known if given and len(set(known.values())) == len(given) else None
-
-
-def _groups(name: str, output: Any, by: str, most: int) -> Array:
-    """Return int32: the group of each row, or of each token if there may be two axes."""
-    group = jnp.asarray(getattr(output, by))
-    if not (jnp.issubdtype(group.dtype, jnp.integer) or group.dtype == bool) or not 1 <= group.ndim <= most:
-        raise LearnerError(
-            f"{name} got {by} {group.dtype}{list(group.shape)}; it needs the number of a group for each row: integers "
-            f"[batch]{', or [batch, length]' if most == 2 else ''}",
-            code="metric-group-type",
-            name=name,
-            by=by,
-        )
-    return as_int32(group)
-
-
-def _collected(name: str, metric: CollectingMetric, output: Any, by: str) -> dict[str, Any]:
-    """Return the values that a metric collects, and the groups `[rows]`."""
-    rows, groups = metric.collect(output), _groups(name, output, by, most=1)
-    for leaf in jax.tree.leaves(rows):
-        if leaf.shape[:1] != groups.shape:
-            raise LearnerError(
-                f"{name} got {by} of shape {groups.shape}, and {metric.name} collects {leaf.dtype}{list(leaf.shape)}; "
-                "it needs one group for each row",
-                code="metric-group-shape",
-                name=name,
-                by=by,
-            )
-    return {"groups": groups, "rows": rows}
-
-
-def _value_of(metric: CollectingMetric, rows: Any, value: int) -> Any:
-    """Return the value of the rows of one group."""
-    own = rows["groups"] == value
-    return metric.compute(jax.tree.map(lambda x: x[own], rows["rows"])) if own.any() or not metric.numeric else np.nan
-
-
-def _texts(metric: Metric | CollectingMetric, names: Mapping[int, str], values: Any) -> str:
-    pairs = zip(names.values(), np.asarray(values), strict=True)
-    return ", ".join(f"{name} {metric.text(x)}" for name, x in pairs)
-
-
-def _part(name: str, output: Any, by: str, value: int) -> MaskedOutput:
-    """Return the output with the rows (or tokens) of other groups masked."""
-    own = _groups(name, output, by, most=2) == value
-    outer = rows_mask(output)
-    if outer is None:
-        return MaskedOutput(output, own)
-    if (mask := combine_masks(own, outer)) is None:
-        raise LearnerError(
-            f"{name} got {by} of shape {own.shape} and a mask of shape {outer.shape}; they do not fit",
-            code="metric-group-mask-shape",
-            name=name,
-            by=by,
-        )
-    return MaskedOutput(output, mask)
-
-
-def _subset(wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, value: int, name: str | None) -> int:
-    """Check the arguments of a `Subset`, and return the number of its group."""
-    _check(metric, "Subset")
-    number = _number(value)
-    if number is None:
-        raise LearnerError(
-            f"value of Subset is {value!r}; it needs the number of a group: Subset({type(metric).__name__}(...), "
-            f"{by!r}, 0, 'cats')",
-            code="metric-subset-value",
-            value=value,
-            by=by,
-        )
-    wrapper.name = f"{metric.name} of {f'{by} {value}' if name is None else name}"
-    undefined = f"no row of it has {by} = {value}, or {metric.undefined}"
-    _copy_attributes(wrapper, metric, by, numeric=metric.numeric, description=metric.description, undefined=undefined)
-    return number
-
-
-def _by(
-    wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]
-) -> dict[int, str]:
-    """Check the arguments of a `By`, and return the names of its groups."""
-    _check(metric, "By")
-    if not metric.numeric:
-        raise LearnerError(
-            f"By got {metric.name}, which is not a number; it needs one that is, or use Subset",
-            code="metric-group-not-a-number",
-        )
-    known = _named(names)
-    if known is None:
-        raise LearnerError(
-            f"names of By is {names!r}; it needs a name for each group, by its number: {{0: 'cats', 1: 'dogs'}}, "
-            "or a list of the names of 0, 1 and so on: ['cats', 'dogs']",
-            code="metric-group-names",
-        )
-    wrapper.name = f"{metric.name} by {by}"
-    _copy_attributes(wrapper, metric, by, description=f"{metric.description}, by {by}")
-    return known
-
-
-def _copy_attributes(wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, **more: Any) -> None:
-    """Copy the attributes of the wrapped metric."""
-    attributes = {what: getattr(metric, what) for what in ("higher_is_better", "unit", "splits")}
-    vars(wrapper).update(attributes, fields=tuple(dict.fromkeys((*metric.fields, by))), inner=(metric,), **more)
 
 
 def _check(metric: Any, what: str) -> None:

@@ -1,6 +1,7 @@
 """Metrics that compute another metric on a part of their input."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from learner.metrics.base import CollectingMetric, Metric
 
@@ -25,7 +26,19 @@ class _Shown:
         return getattr(self._metric, "picture", None)
 
 
-class WrappedMetric(_Shown, Metric):
+class SameKindMetric(Metric):
+    """A metric of another metric. If that one collects rows, its variant `_collecting` is created instead."""
+
+    _collecting: ClassVar[Callable[..., CollectingMetric]]
+
+    def __new__(cls, metric: Any = None, *args: Any, **options: Any) -> Any:
+        """Return the variant for collected rows if the metric collects rows. Copies are created without arguments."""
+        if isinstance(metric, CollectingMetric):
+            return cls._collecting(metric, *args, **options)
+        return super().__new__(cls)
+
+
+class WrappedMetric(_Shown, SameKindMetric):
     """A metric with the states, the value and the text of another metric, which it updates with other outputs."""
 
     _metric: Metric
@@ -47,3 +60,11 @@ class WrappedCollectingMetric(_Shown, CollectingMetric):
     """A `WrappedMetric` of a metric that collects rows."""
 
     _metric: CollectingMetric
+
+    def paddings(self, rows: Any) -> list[int | None]:
+        """Return those of the wrapped metric."""
+        return self._metric.paddings(rows)
+
+    def compute(self, rows: Any) -> Any:
+        """Compute the wrapped metric."""
+        return self._metric.compute(rows)
