@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -242,13 +243,9 @@ def _smoothed(images: Array, window: np.ndarray) -> Array:
     """Return the mean over each window, by shifted sums: convolutions inside loops are slow on CPUs."""
     for axis in (1, 2):
         length = images.shape[axis] - len(window) + 1
-        shifted = [_from(images, axis, i, length) * float(weight) for i, weight in enumerate(window)]
+        shifted = [jax.lax.slice_in_dim(images, i, i + length, axis=axis) * float(w) for i, w in enumerate(window)]
         images = sum(shifted[1:], shifted[0])
     return images
-
-
-def _from(images: Array, axis: int, start: int, length: int) -> Array:
-    return images[:, start : start + length] if axis == 1 else images[:, :, start : start + length]
 
 
 def _halved(images: Array) -> Array:

@@ -11,12 +11,9 @@ from learner.errors import LearnerError
 from learner.metrics.base import Info, MergingMetric
 from learner.metrics.class_arguments import (
     Classes,
-    as_int,
     class_names,
-    classes_problem,
-    ignore_label_problem,
     metric_name,
-    refuse,
+    set_classes,
     threshold_part,
     threshold_problem,
 )
@@ -45,6 +42,8 @@ class MatrixMetric(MergingMetric, abc.ABC):
         not fit.
     """
 
+    classes: tuple[str, ...]
+    ignore_label: int | None
     base = ""
     unit = ""
     fields = ("logits", "targets")
@@ -64,13 +63,11 @@ class MatrixMetric(MergingMetric, abc.ABC):
         problems: list[str | None],
         parts: list[str | None],
     ) -> None:
-        what = type(self).__name__
-        invalid = [classes_problem(what, classes), threshold_problem(what, threshold)]
-        refuse(what, [*invalid, *problems, ignore_label_problem(what, ignore_label)])
-        self._given = len(class_names(classes))
-        self.classes = class_names(2) if self._given == 1 else class_names(classes)
+        set_classes(self, classes, ignore_label, [threshold_problem(type(self).__name__, threshold), *problems])
+        self._given = len(self.classes)
+        if self._given == 1:
+            self.classes = class_names(2)
         self.name = metric_name(self.base, [*parts, threshold_part(threshold)], ignore_label)
-        self.ignore_label = as_int(ignore_label)
         self._threshold = threshold
 
     @property

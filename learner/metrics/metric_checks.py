@@ -53,9 +53,10 @@ def check_metric(metric: Any) -> MetricBase:
 
 def check_numeric(metric: Any) -> MetricBase:
     """Return a metric as `check_metric` does. Raise `LearnerError` also if its value is a text."""
-    if not check_metric(metric).numeric:
+    checked = check_metric(metric)
+    if not checked.numeric:
         raise LearnerError(
-            f"the metric {metric.name} gives a text, not a number; register it with metric_train or metric_valid",
+            f"the metric {checked.name} gives a text, not a number; register it with metric_train or metric_valid",
             code="metric-text-not-number",
         )
-    return check_metric(metric)
+    return checked

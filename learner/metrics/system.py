@@ -24,7 +24,7 @@ class _Reading(HostMetric):
 
     higher_is_better = None
 
-    def __init__(self, every: float) -> None:
+    def __init__(self, every: float = 1.0) -> None:
         if not is_number(every) or not 0 <= every < math.inf:
             raise LearnerError(
                 f"every of {type(self).__name__} is {every!r}; it needs seconds, 0 or more",
@@ -179,9 +179,6 @@ class DeviceMemory(_Most):
     unit = "MB"
     description = "peak memory in use on a device so far"
     undefined = "the devices do not say how much memory they use (CPUs do not)"
-
-    def __init__(self, every: float = 1.0) -> None:
-        super().__init__(every)
 
     def _read(self) -> float:
         known = [stats.get("peak_bytes_in_use") for device in jax.local_devices() if (stats := device.memory_stats())]
