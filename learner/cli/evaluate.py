@@ -127,7 +127,8 @@ def _print(head: Sequence[str], place: dict[str, Any], values: Mapping[str, Metr
         print(json.dumps(encode({**place, **by_key}), allow_nan=False), flush=True)
         return
     rows = [[printable(key), f"{value:.6g}"] for key, value in by_key.items() if not isinstance(value, str)]
-    print("\n".join([*head, *aligned(rows), *lines.texts(by_key)]), flush=True)
+    texts = {key: (value, None) for key, value in by_key.items() if isinstance(value, str)}
+    print("\n".join([*head, *aligned(rows), *lines.texts(texts)]), flush=True)
 
 
 def _plain(array: Any) -> Any:

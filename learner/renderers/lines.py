@@ -92,19 +92,18 @@ def values(values: Mapping[str, float | str], monitor: str | None = None, width:
     return joined(fitting, cells), len(important) - fitting
 
 
-def texts(values: Mapping[str, float | str], epochs: Mapping[str, int] | None = None) -> list[str]:
-    """Return the text values by key, indented, with their line breaks and epochs.
+def texts(values: Mapping[str, tuple[str, int | None]]) -> list[str]:
+    """Return the lines of text values by key, each with its epoch if that is known, indented.
 
-    >>> texts({"train/Loss": 0.5, "valid/Confusion": "4 1\\n0 5"}, {"valid/Confusion": 3})
+    >>> texts({"valid/Confusion": ("4 1\\n0 5", 3)})
     ['  valid Confusion of epoch 3:', '    4 1', '    0 5']
     """
     shown: list[str] = []
     for key in ordered(values):
-        value = values[key]
-        if isinstance(value, str):
-            epoch = f" of epoch {epochs[key]}" if epochs else ""
-            shown.append(f"  {printable(key.replace('/', ' ', 1))}{epoch}:")
-            shown += [f"    {printable(line)}" for line in value.splitlines()]
+        text, epoch = values[key]
+        of_epoch = "" if epoch is None else f" of epoch {epoch}"
+        shown.append(f"  {printable(key.replace('/', ' ', 1))}{of_epoch}:")
+        shown += [f"    {printable(line)}" for line in text.splitlines()]
     return shown
 
 

@@ -85,8 +85,7 @@ class NotebookRenderer(Listener):
 
     def _begin(self) -> None:
         self._progress, self._trends = Progress(self._clock), Trends()
-        self._texts: dict[str, str] = {}
-        self._text_epochs: dict[str, int] = {}
+        self._texts: dict[str, tuple[str, int]] = {}  # the newest values of text metrics, with their epochs
         self._overview: list[str] = []
         self._newest_messages: collections.deque[Message] = collections.deque(maxlen=MOST_MESSAGES)
         self._message_count = 0
@@ -112,9 +111,8 @@ class NotebookRenderer(Listener):
         self._trends.on_event(event)
         self._changed, self._time = True, event.time
         if isinstance(event, SplitEnded):
-            texts = {f"{event.split}/{name}": value for name, value in event.values.items() if isinstance(value, str)}
-            self._texts |= texts
-            self._text_epochs |= dict.fromkeys(texts, event.epoch)
+            texts = {name: value for name, value in event.values.items() if isinstance(value, str)}
+            self._texts |= {f"{event.split}/{name}": (text, event.epoch) for name, text in texts.items()}
         elif isinstance(event, Message):
             self._newest_messages.append(event)
             self._message_count += 1
@@ -158,7 +156,7 @@ class NotebookRenderer(Listener):
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._time))
             parts += [self._bar(), paragraph(f"as of {at} UTC")]
         parts += [preformatted(self._overview)] if self._overview else []
-        parts += [page.table(trends, monitor), page.charts(trends, monitor), page.texts(self._texts, self._text_epochs)]
+        parts += [page.table(trends, monitor), page.charts(trends, monitor), page.texts(self._texts)]
         parts += [
             page.messages(self._newest_messages, self._message_count - len(self._newest_messages)),
             *map(paragraph, self._files),
@@ -173,7 +171,7 @@ class NotebookRenderer(Listener):
         rows = board(self._trends.newest(), WIDTH, page.MOST_METRICS, self._trends.monitor)
         log_lines = [line for message in self._newest_messages for line in lines.message(message)]
         head = [*self._overview, self._heading, self._status()]
-        return "\n".join([*head, *rows, *lines.texts(self._texts, self._text_epochs), *log_lines, *self._files])
+        return "\n".join([*head, *rows, *lines.texts(self._texts), *log_lines, *self._files])
 
 
 def _display(output: Mapping[str, str], identifier: str, update: bool) -> Any:

@@ -47,7 +47,9 @@ def messages(content: Sequence[Message], earlier: int) -> str:
     return f'<div style="margin: 8px 0">{"".join([*first, *(paragraph(*entry) for entry in bold)])}</div>'
 
 
-def texts(values: Mapping[str, str], epochs: Mapping[str, int]) -> str:
+def texts(values: Mapping[str, tuple[str, int]]) -> str:
     """Return the text metrics with their layout and their epochs."""
-    titles = {key: paragraph(f"{key} of epoch {epochs[key]}") for key in values}
-    return "".join(titles[key] + preformatted(value.splitlines()) for key, value in values.items())
+    parts = (
+        paragraph(f"{key} of epoch {epoch}") + preformatted(text.splitlines()) for key, (text, epoch) in values.items()
+    )
+    return "".join(parts)

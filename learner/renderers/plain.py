@@ -63,8 +63,7 @@ class PlainRenderer(Listener):
         self._progress = Progress(clock)
         self._directory: str | os.PathLike[str] | None = None
         self._validated: dict[str, float | str] = {}  # inside this epoch, not written yet
-        self._texts: dict[str, str] = {}  # the newest values of text metrics
-        self._text_epochs: dict[str, int] = {}
+        self._texts: dict[str, tuple[str, int]] = {}  # the newest values of text metrics, with their epochs
         self._hidden = 0  # metrics that do not fit on a line, as reported
 
     def on_event(self, event: Event) -> None:
@@ -91,9 +90,8 @@ class PlainRenderer(Listener):
             self._write(self._about_run(event))
 
     def _note_texts(self, values: Mapping[str, float | str], epoch: int) -> None:
-        texts = {key: x for key, x in values.items() if isinstance(x, str) and is_selected(key, self._metrics)}
-        self._texts |= texts
-        self._text_epochs |= dict.fromkeys(texts, epoch)
+        selected = {key: value for key, value in values.items() if is_selected(key, self._metrics)}
+        self._texts |= {key: (value, epoch) for key, value in selected.items() if isinstance(value, str)}
 
     def _on_steps(self) -> None:
         if self._clock() - self._written_at < self._every_seconds:
@@ -126,7 +124,7 @@ class PlainRenderer(Listener):
     def _about_run(self, event: Event) -> list[str]:
         if isinstance(event, RunStarted):
             self._directory, self._monitor = event.shown or event.directory, event.monitor
-            self._texts, self._text_epochs = {}, {}
+            self._texts = {}
             return [lines.started(event), *lines.unmatched(event, self._metrics)]
         if isinstance(event, Overview):
             return overview_lines(event)
@@ -134,7 +132,7 @@ class PlainRenderer(Listener):
             return lines.message(event)
         if isinstance(event, RunEnded):
             summary = summary_lines(event.summary, self._directory, self._texts) if event.show_summary else []
-            return [*lines.texts(self._texts, self._text_epochs), lines.ended(event), *summary]
+            return [*lines.texts(self._texts), lines.ended(event), *summary]
         return [lines.failed(event)] if isinstance(event, RunFailed) else []
 
     def _write(self, texts: Sequence[str]) -> None:

@@ -152,12 +152,10 @@ class RichRenderer(Listener):
         if isinstance(event, RunFailed):
             self._write([lines.failed(event)], style="red")
             return
-        texts = {key: text for key, (text, _) in self._text_values.items()}
-        epochs = {key: epoch for key, (_, epoch) in self._text_values.items()}
-        self._pending += map(Text, lines.texts(texts, epochs))
+        self._pending += map(Text, lines.texts(self._text_values))
         self._write([lines.ended(event)], style="green" if event.stopped_by.startswith(ENDS) else "yellow")
         if event.show_summary:
-            self._area.print(render_summary(event.summary, self._directory, texts))
+            self._area.print(render_summary(event.summary, self._directory, self._text_values))
 
     def _on_steps(self) -> None:
         if self._is_time(self._drawn_at):
