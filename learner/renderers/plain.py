@@ -124,7 +124,7 @@ class PlainRenderer(Listener):
     def _about_run(self, event: Event) -> list[str]:
         if isinstance(event, RunStarted):
             self._directory, self._monitor = event.shown or event.directory, event.monitor
-            self._texts = {}
+            self._texts, self._validated, self._hidden = {}, {}, 0
             return [lines.started(event), *lines.unmatched(event, self._metrics)]
         if isinstance(event, Overview):
             return overview_lines(event)

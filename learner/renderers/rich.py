@@ -165,7 +165,10 @@ class RichRenderer(Listener):
     def _add_row(self, label: str, values: Mapping[str, float | str], event: SplitEnded | EpochEnded) -> None:
         if self._area.console.width != self._table_width:  # the window was resized
             self._pending += self._titles()
-        self._text_values |= {key: (value, event.epoch) for key, value in values.items() if isinstance(value, str)}
+        texts = {key: text for key, text in values.items() if isinstance(text, str)}
+        self._text_values |= {
+            key: (text, event.epoch) for key, text in texts.items() if is_selected(key, self._selected)
+        }
         best = self._trends.best(self._monitor)
         is_best = best is not None and (best.epoch, best.step) == (event.epoch, event.step)
         row = Text(self._table.row(label, values, event.seconds, self._monitor if is_best else None))

@@ -262,3 +262,11 @@ def test_standard_output_is_looked_up_when_written(capsys, play, clock):
     renderer = PlainRenderer(clock=clock)
     play.start(renderer)
     assert capsys.readouterr().out.startswith("runs/a: ")
+
+
+def test_a_run_does_not_show_validations_of_the_run_before(renderer, out, play):
+    play.start(renderer)
+    play.validate(renderer, 1, 30, Loss=0.75)
+    play.start(renderer)
+    renderer.on_event(EpochEnded(0.0, 1, 45, {"train/Loss": 0.5}, 1.0))
+    assert lines_of(out)[-1] == "epoch 1/3  train Loss 0.5  1.0 s"

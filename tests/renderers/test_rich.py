@@ -682,3 +682,11 @@ def test_broken_commands_run_as_copied(out):
     assert "\\\n" in commands
     copied = [shlex.split(line) for line in commands.replace("\\\n", "").splitlines()]
     assert ["learner", "resume", directory, "--num_epochs=6"] in copied
+
+
+def test_texts_of_metrics_that_are_not_selected_are_not_shown(out, clock, play):
+    renderer = RichRenderer(Console(file=out, force_terminal=True, width=80), clock, metrics="Loss")
+    play.start(renderer)
+    play.validate(renderer, 1, 30, Loss=0.75, Confusion="1 0\n0 1")
+    play.end(renderer)
+    assert "Confusion" not in out.getvalue()
