@@ -10,7 +10,7 @@ from rich.text import Text
 from learner.reports.live.live_run import LiveRun
 from learner.reports.live.view import PlotView
 from learner.util.metric_order import ordered
-from learner.util.text import abbreviate, aligned, count, duration, printable, short, truncate
+from learner.util.text import abbreviate, aligned, count, duration, fitted_rows, printable, short, truncate
 
 STYLES = {
     "running": "bold green",
@@ -95,15 +95,10 @@ def ranked(runs: Sequence[LiveRun]) -> list[int]:
     return sorted(range(len(runs)), key=lambda number: runs[number].run.rank(runs[0].monitor))
 
 
-def _fitting(rows: Sequence[Sequence[str]], width: int, given_up: Sequence[str]) -> list[str]:
-    """Return aligned lines. To fit the width, drop columns of `given_up` one by one, then shorten names."""
-    for dropped in range(len(given_up) + 1):
-        kept = [number for number, title in enumerate(rows[0]) if title not in given_up[:dropped]]
-        lines = aligned([[row[number] for number in kept] for row in rows])
-        if max(map(len, lines)) <= width:
-            return lines
-    used = max(map(len, lines)) - max(len(row[0]) for row in rows)
-    return aligned([[abbreviate(row[0], max(1, width - used)), *(row[number] for number in kept[1:])] for row in rows])
+def _fitting(rows: Sequence[Sequence[str]], width: int, secondary: Sequence[str]) -> list[str]:
+    """Return aligned lines that fit into a width; see `fitted_rows`."""
+    names, *columns = zip(*rows, strict=True)
+    return aligned(fitted_rows(names, dict(zip(rows[0][1:], columns, strict=True)), width, secondary, abbreviate))
 
 
 def _age(run: LiveRun, after: str = "") -> str:
