@@ -278,11 +278,15 @@ class RunFiles:
             if self._journal:
                 self._journal.close()
 
-    def _metric_file(self, split: str, epoch: int, name: str) -> AppendedFile:
+    def _enter(self, epoch: int) -> None:
+        """Close the files of another epoch. A position lists those of its epoch; `cut` removes all of later ones."""
         if epoch != self._epoch:
             self.flush()
             close_all(self._files.values())
             self._epoch, self._files, self._made_epochs = epoch, {}, set()
+
+    def _metric_file(self, split: str, epoch: int, name: str) -> AppendedFile:
+        self._enter(epoch)
         paths, file = self._paths_of(split, name)
         path = f"{paths}/epoch-{epoch}/{file}"
         if path not in self._files:
@@ -343,6 +347,22 @@ class RunFiles:
             truncate(path, sum(len(line) + 1 for line, _ in lines))
             self._epoch_lines = sum(entry.get("event") in NUMBERS for _, entry in lines)
         return AppendedFile(str(path))
+
+
+class RunFilesWithoutMetrics(RunFiles):
+    """A writer of the journal, the samples and the summary of a run whose metrics only go to loggers.
+
+    Positions in checkpoints include metric files that the run may have from an earlier start, so resuming with or
+    without metric files truncates exactly the right files.
+    """
+
+    def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
+        """Write nothing."""
+        self._enter(epoch)
+
+    def close_split(self, split: str, epoch: int, values: Mapping[str, float | str], at_step: int | None) -> None:
+        """Write nothing: the journal contains the values of whole splits."""
+        self._enter(epoch)
 
 
 class NoFiles:

@@ -11,10 +11,9 @@ from learner.checkpoint.save_queue import SaveQueue
 from learner.errors import LearnerError, ProcessError
 from learner.events import Compiling, Listener, ListenerThread, Message, RunFailed
 from learner.loggers.application import close_application_log, open_application_log
-from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.runs.journal import read_journal
 from learner.runs.layout import MARK
-from learner.runs.metric_logs import NoFiles, RunFiles
+from learner.runs.metric_logs import NoFiles, RunFiles, RunFilesWithoutMetrics
 from learner.training.files.directory import holds_run
 from learner.training.options import Options
 from learner.training.progress.position import Position
