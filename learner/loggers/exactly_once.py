@@ -36,9 +36,9 @@ class UploadCursor:
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "server.json")
-    >>> handed = UploadCursor(path)
-    >>> handed.id, handed.step = "a1", 40
-    >>> with handed.over():
+    >>> cursor = UploadCursor(path)
+    >>> cursor.id, cursor.step = "a1", 40
+    >>> with cursor.uploading():
     ...     pass  # here the server gets it
     >>> UploadCursor(path).id, UploadCursor(path).step
     ('a1', 40)
@@ -68,7 +68,7 @@ class UploadCursor:
         return new_names
 
     @contextlib.contextmanager
-    def over(self) -> Iterator[None]:
+    def uploading(self) -> Iterator[None]:
         """Write the file, and restore it if the block raises. The file is written before the upload, because a process
         that is killed in between must not send anything twice.
         """
@@ -105,18 +105,18 @@ class ExactlyOnceLogger(RunLogger):
 
     def started(self, event: RunStarted) -> None:
         """Read the position up to which the server has the run."""
-        self.handed = UploadCursor(event.directory / self.file)
+        self.cursor = UploadCursor(event.directory / self.file)
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
         """Send the values that are new."""
-        first = sum(step <= self.handed.step for step in steps)
+        first = sum(step <= self.cursor.step for step in steps)
         if first < len(steps):
-            self.handed.step = steps[-1]
+            self.cursor.step = steps[-1]
             self.send_steps(event, steps[first:], {name: column[first:] for name, column in values.items()})
 
     def split(self, event: SplitEnded) -> None:
         """Send the values that are new."""
-        names = self.handed.new(event.split, event.epoch, event.step, event.values)
+        names = self.cursor.new(event.split, event.epoch, event.step, event.values)
         if names:
             values = {name: event.values[name] for name in names}
             pictures = {name: draw for name, draw in event.pictures.items() if name in names}
@@ -124,7 +124,7 @@ class ExactlyOnceLogger(RunLogger):
 
     def samples(self, event: SamplesLogged) -> None:
         """Send the samples that are new."""
-        names = self.handed.new(SAMPLES, event.epoch, event.step, event.values)
+        names = self.cursor.new(SAMPLES, event.epoch, event.step, event.values)
         if names:
             self.send_samples(dataclasses.replace(event, values={name: event.values[name] for name in names}))
 

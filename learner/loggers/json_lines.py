@@ -9,7 +9,7 @@ import numpy as np
 from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY, RunLogger
 from learner.loggers.secrets import resolve
-from learner.loggers.tail import go_on, keeps
+from learner.loggers.tail import kept_lines, prepare_file
 from learner.runs.appended import AppendedFile, value_texts, weight_texts
 from learner.runs.flat_config import flat
 from learner.util.json_values import encode
@@ -46,7 +46,7 @@ class JsonLines(RunLogger):
     def started(self, event: RunStarted) -> None:
         """Open the file, and truncate it if the run is resumed."""
         path = Path(self.place) if self.place is not None else event.directory / self.file
-        keep = keeps(event)
+        keep = kept_lines(event)
 
         def verdict(line: bytes) -> bool | None:
             record = json.loads(line)
@@ -57,7 +57,7 @@ class JsonLines(RunLogger):
             names = [name.removeprefix(f"{record['split']}/") for name in names]
             return keep(record["event"], record["split"], record["epoch"], record["step"], names)
 
-        go_on(path, event, verdict)
+        prepare_file(path, event, verdict)
         self._file = AppendedFile(str(path))
         names = ("directory", "num_epochs", "num_steps", "steps_per_epoch", "parameters", "resumed", "monitor")
         content = {name: getattr(event, name) for name in (*names, "config", "environment", "commit")}

@@ -137,14 +137,14 @@ class MLflow(ExactlyOnceLogger):
         if event.commit is not None:
             tags["mlflow.source.git.commit"] = event.commit
         known: Mapping[str, str] = {}
-        if self.handed.known:
-            known = self._ask(self._client.get_run, self.handed.id).data.params
-            self._ask(self._client.update_run, self.handed.id, status="RUNNING")
+        if self.cursor.known:
+            known = self._ask(self._client.get_run, self.cursor.id).data.params
+            self._ask(self._client.update_run, self.cursor.id, status="RUNNING")
         else:
             name = self._name or event.directory.absolute().name
             run = self._ask(self._client.create_run, self._experiment_id(), run_name=name)
-            self.handed.id = run.info.run_id
-        with self.handed.over():
+            self.cursor.id = run.info.run_id
+        with self.cursor.uploading():
             params = {key_of(key): str(value) for key, value in plain_settings(event.config).items()}
             self._log(params={key: value for key, value in params.items() if key not in known}, tags=tags)
             self._keep("config.json", event.config)
@@ -167,19 +167,19 @@ class MLflow(ExactlyOnceLogger):
         self._send()
         for name, text in texts.items():
             file = key_of(f"{event.split}/{name}/step-{event.step}.txt").replace(":", "_")
-            self._ask(self._client.log_text, self.handed.id, text, file)
+            self._ask(self._client.log_text, self.cursor.id, text, file)
         for name, draw in event.pictures.items():
             self._picture(key_of(f"{event.split} {name}"), draw(), event.step, at)
 
     def send_samples(self, event: SamplesLogged) -> None:
         """Send pictures, and texts and histograms as files."""
-        with self.handed.over():
+        with self.cursor.uploading():
             for name, value in event.values.items():
                 file = key_of(f"custom/{name}/step-{event.step}").replace(":", "_")
                 if isinstance(value, Image):
                     self._picture(key_of(f"custom {name}"), value.pixels, event.step, round(1000 * event.time))
                 elif isinstance(value, str):
-                    self._ask(self._client.log_text, self.handed.id, value, f"{file}.txt")
+                    self._ask(self._client.log_text, self.cursor.id, value, f"{file}.txt")
                 else:
                     self._keep(f"{file}.json", histogram_json(value))
 
@@ -194,18 +194,18 @@ class MLflow(ExactlyOnceLogger):
         self._send_messages()
         self._keep("summary.json", event.summary)
         for name, path in checkpoints_to_keep(event, self._directory, self._log_model):
-            self._ask(self._client.log_artifacts, self.handed.id, str(path), f"checkpoint/{name}")
+            self._ask(self._client.log_artifacts, self.cursor.id, str(path), f"checkpoint/{name}")
         self._log(tags={"learner.stopped_by": event.stopped_by})
         status = "FINISHED" if event.stopped_by.startswith(ENDS) else "KILLED"
-        self._ask(self._client.set_terminated, self.handed.id, status=status)
+        self._ask(self._client.set_terminated, self.cursor.id, status=status)
 
     def failed(self, event: RunFailed) -> None:
         """Send the error."""
-        if self._client is not None and self.handed.id:
+        if self._client is not None and self.cursor.id:
             self._send()
             self._send_messages()
             self._log(tags={"learner.error": event.error})
-            self._ask(self._client.set_terminated, self.handed.id, status="FAILED")
+            self._ask(self._client.set_terminated, self.cursor.id, status="FAILED")
 
     def close(self) -> None:
         """Forget the messages. They are not those of a later run with the same logger."""
@@ -222,15 +222,15 @@ class MLflow(ExactlyOnceLogger):
         lost.
         """
         waiting, self._waiting = self._waiting, []
-        with self.handed.over():
+        with self.cursor.uploading():
             for metrics in _parts(waiting, MOST_METRICS):
-                self._ask(self._client.log_batch, self.handed.id, metrics=metrics)
+                self._ask(self._client.log_batch, self.cursor.id, metrics=metrics)
         self._sent = self._clock()
 
     def _send_messages(self) -> None:
         """Upload the messages of this start of the run as a file."""
         if self._messages:
-            self._ask(self._client.log_text, self.handed.id, "".join(self._messages), f"messages/{self._from}.txt")
+            self._ask(self._client.log_text, self.cursor.id, "".join(self._messages), f"messages/{self._from}.txt")
 
     def _picture(self, key: str, picture: np.ndarray, step: int, at: int) -> None:
         from PIL import Image
@@ -238,17 +238,17 @@ class MLflow(ExactlyOnceLogger):
         image = Image.fromarray(pixels(picture))
         key = re.sub(r"[/:]", "_", key)[:LONGEST_KEY]
         of_step = {"key": key, "step": step, "timestamp": at, "synchronous": True}
-        self._ask(self._client.log_image, self.handed.id, image, **of_step)
+        self._ask(self._client.log_image, self.cursor.id, image, **of_step)
 
     def _log(self, params: Mapping[str, str] | None = None, tags: Mapping[str, str] | None = None) -> None:
         from mlflow.entities import Param, RunTag
 
         for name, kind, entries in (("params", Param, params), ("tags", RunTag, tags)):
             for part in _parts([kind(key, value) for key, value in (entries or {}).items()], MOST_OTHERS):
-                self._ask(self._client.log_batch, self.handed.id, **{name: part})
+                self._ask(self._client.log_batch, self.cursor.id, **{name: part})
 
     def _keep(self, name: str, content: Mapping[str, Any]) -> None:
-        self._ask(self._client.log_dict, self.handed.id, encode(content), name)
+        self._ask(self._client.log_dict, self.cursor.id, encode(content), name)
 
     def _ask(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         return self._retries.call(lambda: function(*args, **named), _passes)

@@ -11,7 +11,7 @@ import numpy as np
 from learner.events import RunStarted, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY, RunLogger
 from learner.loggers.secrets import resolve
-from learner.loggers.tail import go_on, keeps
+from learner.loggers.tail import kept_lines, prepare_file
 from learner.runs.appended import AppendedFile, final_text, value_texts, weight_texts
 from learner.util.disk import replacing
 
@@ -48,7 +48,7 @@ class Csv(RunLogger):
     def started(self, event: RunStarted) -> None:
         """Open the file, and truncate it if the run is resumed."""
         path = Path(self.place) if self.place is not None else event.directory / self.file
-        keep = keeps(event)
+        keep = kept_lines(event)
         self._names = _header(path) if event.resumed else []
 
         def verdict(line: bytes) -> bool | None:
@@ -58,7 +58,7 @@ class Csv(RunLogger):
             names = [name for name, value in zip(self._names, values, strict=True) if value]
             return keep(kind, split, int(epoch), int(step), names)
 
-        go_on(path, event, verdict)
+        prepare_file(path, event, verdict)
         self._file = AppendedFile(str(path))
         self._take_in([info.name for info in event.metrics if info.numeric])
 

@@ -48,7 +48,7 @@ def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | Non
             file.write(b"".join(reversed(kept)))
 
 
-def go_on(path: Path, started: RunStarted, verdict: Callable[[bytes], bool | None]) -> None:
+def prepare_file(path: Path, started: RunStarted, verdict: Callable[[bytes], bool | None]) -> None:
     """Prepare a logger's file for a run that starts or resumes; see `cut_tail`. A new run gets a new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_special(path)
@@ -58,7 +58,7 @@ def go_on(path: Path, started: RunStarted, verdict: Callable[[bytes], bool | Non
         path.unlink(missing_ok=True)
 
 
-def keeps(started: RunStarted) -> Callable[[str, str, int, int, Sequence[str]], bool | None]:
+def kept_lines(started: RunStarted) -> Callable[[str, str, int, int, Sequence[str]], bool | None]:
     """Return a verdict for `cut_tail` that keeps the lines a resumed run will not repeat.
 
     The verdict is called with the kind of the values (`"step"` or `"split"`), the split, the epoch, the step and the

@@ -140,7 +140,7 @@ class TensorBoard(RunLogger):
             if event.resumed:
                 counts = {key: sum(step == event.step for _, step, _ in rows) for key, rows in event.history.items()}
                 known = {key.replace(f"{split}/", f"{EPOCH}/", 1) if split else key: n for key, n in counts.items()}
-                records.go_on(event.time, event.step, earlier, known)
+                records.resume(event.time, event.step, earlier, known)
         return self._records[split]
 
     def _write(self) -> None:

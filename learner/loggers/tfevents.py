@@ -60,7 +60,7 @@ class Records:
         """Write the first record of a file."""
         self._add(wall, file_version="brain.Event:2")
 
-    def go_on(self, wall: float, step: int, earlier: Iterable[Path], known: Mapping[str, int]) -> None:
+    def resume(self, wall: float, step: int, earlier: Iterable[Path], known: Mapping[str, int]) -> None:
         """Resume a run at `step`: TensorBoard discards the values of earlier files from that step on, and the values
         that the run knows for that step are written again.
 

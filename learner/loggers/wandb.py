@@ -84,19 +84,19 @@ class WandB(ExactlyOnceLogger):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        self.handed.id = self.handed.id or new_id()
+        self.cursor.id = self.cursor.id or new_id()
         options: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
         if "x_sync_dir_suffix" in wandb.Settings.model_fields:  # or two starts in one second share their files
             options["x_sync_dir_suffix"] = new_id()
         settings = wandb.Settings(**options, init_timeout=SECONDS_TO_START)
-        with self.handed.over():
+        with self.cursor.uploading():
             self._run = wandb.init(
                 project=self._project,
                 name=self._name or event.directory.absolute().name,
-                id=self.handed.id,
+                id=self.cursor.id,
                 dir=str(event.directory.absolute()),
                 mode=self._mode,
-                resume="allow" if self.handed.known else None,
+                resume="allow" if self.cursor.known else None,
                 settings=settings,
             )
         facts = {"environment": event.environment} | ({} if event.commit is None else {"commit": event.commit})
@@ -109,7 +109,7 @@ class WandB(ExactlyOnceLogger):
         names = [f"step/{event.split}/{name}" for name in values]
         columns = [column.tolist() for column in values.values()]
         rows = [self._row(step) for step in steps]
-        with self.handed.over():
+        with self.cursor.uploading():
             for row, step, *numbers in zip(rows, steps, *columns, strict=True):
                 named = dict(zip(names, numbers, strict=True))
                 self._run.log({**named, "epoch": event.epoch, "step": step}, step=row)
@@ -121,7 +121,7 @@ class WandB(ExactlyOnceLogger):
         seen = {f"text/{key}": _text(text) for key, text in texts.items()}
         seen |= {f"picture/{event.split}/{name}": _picture(draw()) for name, draw in event.pictures.items()}
         row = self._row(event.step)
-        with self.handed.over():
+        with self.cursor.uploading():
             self._run.log({**numbers, **seen, "epoch": event.epoch, "step": event.step}, step=row)
             self._run.summary.update(texts)
 
@@ -129,7 +129,7 @@ class WandB(ExactlyOnceLogger):
         """Log a row with texts, pictures and histograms."""
         seen = {f"custom/{name}": _sample(value) for name, value in event.values.items()}
         row = self._row(event.step)
-        with self.handed.over():
+        with self.cursor.uploading():
             self._run.log({**seen, "epoch": event.epoch, "step": event.step}, step=row)
 
     def message(self, event: Message) -> None:
@@ -169,8 +169,8 @@ class WandB(ExactlyOnceLogger):
         as that of an interrupted validation, gets a later row and its own `step`.
         """
         if step != self._step:
-            self._step, self.handed.row = step, max(step, self.handed.row + 1)
-        return self.handed.row
+            self._step, self.cursor.row = step, max(step, self.cursor.row + 1)
+        return self.cursor.row
 
     def _finish(self, code: int) -> None:
         if self._run is not None:

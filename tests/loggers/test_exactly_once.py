@@ -21,11 +21,11 @@ class Server(ExactlyOnceLogger):
         self.received = []
 
     def send_steps(self, event, steps, values):
-        with self.handed.over():
+        with self.cursor.uploading():
             self.received += zip(steps, values["Loss"].tolist(), strict=True)
 
     def send_split(self, event):
-        with self.handed.over():
+        with self.cursor.uploading():
             self.received.append((event.split, event.epoch, event.step))
 
 
@@ -33,7 +33,7 @@ class Named(Server):
     """A server that keeps the values of splits."""
 
     def send_split(self, event):
-        with self.handed.over():
+        with self.cursor.uploading():
             self.received.append(dict(event.values))
 
 
@@ -108,21 +108,21 @@ def test_thinning_is_the_same_after_resuming(tmp_path):
 def test_cursor_advances_after_successful_uploads_only(tmp_path):
     cursor = UploadCursor(tmp_path / "server.json")
     cursor.id, cursor.step = "a", 4
-    with cursor.over():
+    with cursor.uploading():
         assert UploadCursor(tmp_path / "server.json").step == 4, "it is noted before"
     cursor.step = 9
-    with pytest.raises(ConnectionError), cursor.over():
+    with pytest.raises(ConnectionError), cursor.uploading():
         raise ConnectionError
     assert UploadCursor(tmp_path / "server.json").step == 4
     cursor.step = 12
-    with cursor.over():
+    with cursor.uploading():
         pass
     assert UploadCursor(tmp_path / "server.json").step == 12
 
 
 def test_no_cursor_file_before_the_first_upload(tmp_path):
     cursor = UploadCursor(tmp_path / "server.json")
-    with pytest.raises(ConnectionError), cursor.over():
+    with pytest.raises(ConnectionError), cursor.uploading():
         raise ConnectionError
     assert list(tmp_path.iterdir()) == []
 

@@ -8,7 +8,7 @@ import pytest
 
 from learner.events import RunStarted
 from learner.loggers import tail
-from learner.loggers.tail import cut_tail, go_on, keeps
+from learner.loggers.tail import cut_tail, kept_lines, prepare_file
 from tests.support.codes import raises_code
 
 
@@ -63,7 +63,7 @@ def test_links_are_not_written_through(tmp_path):
     (tmp_path / "mine").write_text("1\n")
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     with raises_code("run-file-kind"):
-        go_on(tmp_path / "link", started(4), lambda line: False)
+        prepare_file(tmp_path / "link", started(4), lambda line: False)
     assert (tmp_path / "mine").read_text() == "1\n"
 
 
@@ -73,16 +73,16 @@ def started(step, resumed=True, history=()):
 
 def test_new_run_removes_the_file(tmp_path):
     path = tmp_path / "deep" / "numbers"
-    go_on(path, started(0, resumed=False), lambda line: True)
+    prepare_file(path, started(0, resumed=False), lambda line: True)
     assert path.parent.is_dir()
     path.write_text("1\n")
-    go_on(path, started(0, resumed=False), lambda line: True)
+    prepare_file(path, started(0, resumed=False), lambda line: True)
     assert not path.exists()
 
 
 def test_lines_to_keep_when_resuming():
     """The run resumes at step 8. Its training split ended before the checkpoint, its validation after it."""
-    keep = keeps(started(8, history={"train/Loss": [(1, 6, 0.5), (2, 8, 0.4)], "valid/Loss": [(1, 6, 0.3)]}))
+    keep = kept_lines(started(8, history={"train/Loss": [(1, 6, 0.5), (2, 8, 0.4)], "valid/Loss": [(1, 6, 0.3)]}))
     assert keep("step", "train", 2, 9, ["Loss"]) is False
     assert keep("step", "train", 2, 8, ["Loss"]) is True
     assert keep("step", "train", 2, 7, ["Loss"]) is None

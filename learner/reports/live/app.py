@@ -108,7 +108,7 @@ class WatchApp(App[int]):
         yield TextPanel(lambda width, _: self._header(width), id="head")
         yield TextPanel(lambda width, _: Text(self._status_line(), no_wrap=True, overflow="ellipsis"), id="how")
         with Container(id="body"):
-            yield TextPanel(lambda *_: panels.waiting(self._watched.waiting, self._watched.odd), id="waiting")
+            yield TextPanel(lambda *_: panels.waiting(self._watched.waiting, self._watched.problems), id="waiting")
             with Container(id="plots"):
                 yield from self._plots
             with Container(id="panels"):
@@ -138,8 +138,8 @@ class WatchApp(App[int]):
     def _status_line(self) -> str:
         if self._watched.now < self._until:
             return self._notice
-        odd = panels.waiting(self._watched.waiting, self._watched.odd) if self._watched.runs else []
-        return "  ".join([panels.view_description(self._view, len(self._watched.runs)), *odd])
+        notes = panels.waiting(self._watched.waiting, self._watched.problems) if self._watched.runs else []
+        return "  ".join([panels.view_description(self._view, len(self._watched.runs)), *notes])
 
     def say(self, text: str) -> None:
         """Show a message for some seconds."""

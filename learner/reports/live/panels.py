@@ -147,10 +147,10 @@ def _time_use(run: LiveRun) -> list[tuple[str, str]]:
     return [("time", ", ".join(shares))] if shares else []
 
 
-def waiting(texts: Sequence[str], odd: Sequence[str]) -> list[str]:
+def waiting(texts: Sequence[str], problems: Sequence[str]) -> list[str]:
     """Return the directories that the program waits for, and problems with files."""
     lines = [f"waiting: {printable(text)}" for text in texts]
-    return lines + [printable(line) for text in odd for line in text.split("\n")]
+    return lines + [printable(line) for text in problems for line in text.split("\n")]
 
 
 def _of(what: str, current: int, total: int | None) -> str:

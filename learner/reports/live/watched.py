@@ -30,7 +30,7 @@ class RunWatcher:
     Attributes:
       runs: the existing runs, in order.
       waiting: the awaited directories, a text for each.
-      odd: the problems with files, in the order in which they were noticed.
+      problems: the problems with files, in the order in which they were noticed.
     """
 
     def __init__(self, places: Sequence[str | os.PathLike[str]], clock: Callable[[], float] = time.time):
@@ -43,7 +43,7 @@ class RunWatcher:
                 )
         self.runs: list[LiveRun] = []
         self.waiting: list[str] = []
-        self.odd: list[str] = []
+        self.problems: list[str] = []
         self._places = list(places)
         self._clock = clock
         self._searched = -SEARCH_EVERY
@@ -83,8 +83,8 @@ class RunWatcher:
             self._note(str(error))
 
     def _note(self, text: str) -> None:
-        if text not in self.odd:
-            self.odd.append(text)
+        if text not in self.problems:
+            self.problems.append(text)
 
     def read(self, metrics: Sequence[str], limit: int = PART) -> bool:
         """Read further values of steps of some metrics. Return True if more remain."""

@@ -8,7 +8,7 @@ from tests.support.written import write_run
 def test_runs_and_metrics_of_a_directory(runs, watch):
     watched = watch("runs")
     assert [run.name for run in watched.runs] == ["a", "b"]
-    assert (watched.waiting, watched.odd) == ([], [])
+    assert (watched.waiting, watched.problems) == ([], [])
     assert watched.metrics() == ["Loss", "Accuracy"]  # texts cannot be drawn
     assert keys_of(watched.runs[0], "Loss") == ["train/Loss", "valid/Loss"]
     assert keys_of(watched.runs[0], "valid/Loss") == ["valid/Loss"]
@@ -47,8 +47,8 @@ def test_problem_is_reported_once(runs, watch):
         file.write("no JSON\n")
     watched = watch("runs")
     watched.refresh()
-    assert len(watched.odd) == 1
-    assert "line 5 is damaged" in watched.odd[0]
+    assert len(watched.problems) == 1
+    assert "line 5 is damaged" in watched.problems[0]
 
 
 def test_damaged_config_is_reported_and_its_run_is_shown(runs, watch):
@@ -56,8 +56,8 @@ def test_damaged_config_is_reported_and_its_run_is_shown(runs, watch):
     (runs / "b" / "config.yaml").write_text("num_epochs: 7\n")
     watched = watch("runs")
     assert [run.epochs for run in watched.runs] == [None, 7]
-    (odd,) = watched.odd
-    assert odd.startswith("the config file runs/a/config.yaml is not YAML")
+    (problem,) = watched.problems
+    assert problem.startswith("the config file runs/a/config.yaml is not YAML")
 
 
 def test_file_is_refused(tmp_path):
