@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.metrics import Info, MetricBase
-from tests.support.more_metrics import CASES, COLLECTED, KINDS, ON_HOST, ON_STEPS, ROWS, kept, make_data, make_output
+from learner.metrics import Info
+from tests.support.more_metrics import CASES, COLLECTED, KINDS, ROWS, kept, make_data, make_output
 
 CASE = pytest.mark.parametrize("case", CASES, ids=str)
 MASKED = pytest.mark.parametrize("masked", [True, pytest.param(False, marks=pytest.mark.full)], ids=["masked", "all"])
@@ -133,26 +133,3 @@ def test_inside_a_loop_with_a_traced_count_and_under_vmap(case):
     assert np.isnan(loop(stacked, np.int32(0)))
     mapped = jax.vmap(lambda data: metric.compute(metric.update(metric.init(), make_output(data), INFO)))(stacked)
     np.testing.assert_allclose(mapped, [metric.compute(state) for state in batch[:3]], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "metric", [*(case.metric for case in (*CASES, *COLLECTED)), *ON_STEPS, *ON_HOST], ids=lambda m: m.name
-)
-def test_name_unit_direction_and_description_are_set(metric):
-    kind = metric if isinstance(metric, type) else type(metric)
-    own = {name for cls in kind.__mro__ if cls.__module__ != "learner.metrics.base" for name in vars(cls)}
-    assert {"unit", "higher_is_better", "description"} <= own
-    assert not set(metric.name) & set('/\\:*?"<>|.')
-    assert metric.name == metric.name.strip() != ""
-    assert metric.description.isprintable()
-    assert metric.numeric
-    assert issubclass(kind, MetricBase)
-
-
-def test_directions():
-    better = {case.metric.name: case.metric.higher_is_better for case in (*CASES, *COLLECTED)}
-    assert {name for name, higher in better.items() if not higher} == {
-        "Word Error Rate ending at 3",
-        "Character Error Rate",
-    }
-    assert all(higher is not None for higher in better.values())

@@ -319,6 +319,7 @@ ON_HOST = [IterationSpeed()]
 PAIRWISE = [case for case in BY_ROWS if case.kind in ("tokens", "numbers")]
 TRACED = [case.metric for case in PAIRWISE] + BY_STEPS
 ALL: list[MetricBase] = [*TRACED, *(case.metric for case in COLLECTED), *TABLES, *ON_HOST]
+FURTHER: list[Any] = [case.metric for case in (*more_metrics.CASES, *more_metrics.COLLECTED)]
 
 
 def one_of_each_class(metrics: list[Any]) -> list[Any]:
@@ -738,11 +739,14 @@ def test_fields_are_read(metric: Metric) -> None:
             jax.eval_shape(update, {k: v for k, v in only.items() if k != name}, info)
 
 
-@pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
-def test_name_unit_direction_and_description_are_set(metric: MetricBase) -> None:
-    own = {name for cls in type(metric).__mro__ if cls.__module__ != "learner.metrics.base" for name in vars(cls)}
+@pytest.mark.parametrize(
+    "metric", [*ALL, *FURTHER, *more_metrics.ON_STEPS, *more_metrics.ON_HOST], ids=lambda m: m.name
+)
+def test_name_unit_direction_and_description_are_set(metric: Any) -> None:
+    kind = metric if isinstance(metric, type) else type(metric)
+    own = {name for cls in kind.__mro__ if cls.__module__ != "learner.metrics.base" for name in vars(cls)}
     assert {"unit", "higher_is_better", "description"} <= own
-    assert metric.name == metric.name.strip()
+    assert metric.name == metric.name.strip() != ""
     assert metric.name.isprintable()
     assert not set(metric.name) & set('/\\:*?"<>|')
     assert not metric.name.startswith(".")
@@ -750,8 +754,8 @@ def test_name_unit_direction_and_description_are_set(metric: MetricBase) -> None
     assert metric.description
     assert metric.numeric == (metric not in TABLES)
     assert set(metric.splits) <= {"train", "valid"}
-    assert isinstance(metric, HostMetric | Metric | CollectingMetric)
-    assert not metric.numeric or metric.text(0.25) == "0.25"
+    assert issubclass(kind, HostMetric | Metric | CollectingMetric)
+    assert metric is kind or not metric.numeric or metric.text(0.25) == "0.25"
 
 
 def test_names_are_unique() -> None:
@@ -777,7 +781,7 @@ def test_names_are_unique() -> None:
 
 
 def test_directions() -> None:
-    better = {metric.name: metric.higher_is_better for metric in ALL}
+    better = {metric.name: metric.higher_is_better for metric in [*ALL, *FURTHER]}
     assert {name for name, higher in better.items() if higher is None} == {
         "Learning Rate",
         "Gradient Norm",
@@ -795,4 +799,6 @@ def test_directions() -> None:
         "Root Mean Squared Error",
         "Mean Absolute Percentage Error",
         "Quantile Loss 0.9",
+        "Word Error Rate ending at 3",
+        "Character Error Rate",
     }
