@@ -267,7 +267,7 @@ class Listener:
     Attributes:
       monitors: the keys of the metrics that it needs; a run without one of them does not start.
       secrets: texts to mask in the warning about its exception, such as a token.
-      seconds_to_close: how long a run that has ended waits for the listener to handle its last events.
+      seconds_to_close: how long a run that has ended waits for the listener to handle its last events; may be infinite.
       place: a path or an address outside of the run's directory that it writes to, which two runs cannot share; None
         if there is none.
 
@@ -372,7 +372,7 @@ class ListenerThread:
         if seconds <= quiet:
             return False
         self._warn(f"waiting for {type(self._listener).__name__}, for {seconds - quiet:.0f} s at most")
-        return ended(seconds - quiet)
+        return ended(min(seconds - quiet, threading.TIMEOUT_MAX))
 
     def _work(self) -> None:
         while (event := self._next()) is not None:

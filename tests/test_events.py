@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import pathlib
 import threading
 
@@ -207,14 +208,15 @@ def test_listener_that_fails_to_close_warns_once(fails_before):
     assert warning.startswith(f"Raising failed and is detached; training continues: {error} (")
 
 
-def test_long_wait_names_the_listener(monkeypatch):
+@pytest.mark.parametrize("seconds", [WAIT, math.inf])
+def test_long_wait_names_the_listener(monkeypatch, seconds):
     monkeypatch.setattr(events, "QUIET_SECONDS", 0.01)
     listener, warnings = Blocked(), []
     outlet = ListenerThread(listener, lambda text: (warnings.append(text), listener.gate.set()))
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
-    outlet.close(WAIT)
-    assert warnings == [f"waiting for Blocked, for {WAIT - 0.01:.0f} s at most"]
+    outlet.close(seconds)
+    assert warnings == [f"waiting for Blocked, for {seconds - 0.01:.0f} s at most"]
     assert listener.told == ["first"]
 
 

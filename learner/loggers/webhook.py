@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
@@ -65,8 +66,8 @@ class Webhook(Listener):
         problems = [f"on has {kind!r}: {near(str(kind), KINDS)}" for kind in chosen if kind not in KINDS]
         problems += [] if chosen else [f"on of Webhook is {on!r}, so it posts nothing: {near('', KINDS)}"]
         problems += address_problems(url) + header_problems({} if headers is None else headers)
-        if not is_number(timeout) or not timeout > 0:
-            problems.append(f"timeout of Webhook is {timeout!r}; it needs a number of seconds greater than 0")
+        if not (is_number(timeout) and 0 < timeout <= threading.TIMEOUT_MAX):
+            problems.append(f"timeout of Webhook is {timeout!r}; it needs seconds greater than 0, such as 5")
         if problems:
             raise one_error(problems, "Webhook cannot be used", code="logger-arguments-wrong")
         self._url, self._on, self._timeout = url, chosen, float(timeout)

@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import itertools
 import json
+import math
 import os
 import signal
 import socket
@@ -298,6 +299,7 @@ def test_run_with_an_unreachable_server_warns_once(server, tmp_path):
         ({"on": ["ends"]}, "logger-arguments-wrong", ["'ends'", "'end'"]),
         ({"on": "bset"}, "logger-arguments-wrong", ["'bset'", "'best'"]),
         ({"timeout": 0}, "logger-arguments-wrong", ["is 0"]),
+        ({"timeout": math.inf}, "logger-arguments-wrong", ["is inf"]),
         ({"retries": -1}, "retries-value", ["is -1"]),
     ],
     ids=str,
