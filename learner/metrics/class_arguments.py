@@ -103,39 +103,6 @@ def count_of(classes: Any) -> int | None:
     return int(classes) if is_integral(classes) else len(classes) if isinstance(classes, list | tuple) else None
 
 
-def set_classes(
-    metric: Any,
-    classes: Any,
-    ignore_label: Any,
-    problems: Sequence[str | None],
-    average: str | None = None,
-    *,
-    may_be_unknown: bool = False,
-) -> None:
-    """Check the arguments of a metric of classes, and set its `classes`, `ignore_label` and, with an average, `numeric`
-    (False for a table of all classes).
-
-    Args:
-      metric: the metric.
-      classes: the number of classes, or their names.
-      ignore_label: the label to ignore, or None.
-      problems: of further arguments.
-      average: one of `AVERAGES`, for metrics that have one.
-      may_be_unknown: accept None for classes.
-
-    Raises:
-      LearnerError: an argument is invalid; the message lists all problems.
-    """
-    what = type(metric).__name__
-    of_classes = None if classes is None and may_be_unknown else classes_problem(what, classes)
-    binary = None if average is None else binary_problem(what, average, classes)
-    refuse(what, [of_classes, *problems, binary, ignore_label_problem(what, ignore_label)])
-    metric.classes = None if classes is None else class_names(classes)
-    metric.ignore_label = as_int(ignore_label)
-    if average is not None:
-        metric.numeric = average != "none"
-
-
 def metric_name(base: str, parts: Sequence[str | None] = (), ignore_label: int | None = None) -> str:
     """Return a name with the parts that distinguish it, such as an average.
 

@@ -1,12 +1,73 @@
-"""Averages over classes, and a table of all classes."""
+"""The base class of metrics of classes, averages over classes, and a table of all classes."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from learner.metrics.base import Array
+from learner.metrics.base import Array, MetricBase
+from learner.metrics.class_arguments import (
+    as_int,
+    binary_problem,
+    class_names,
+    classes_problem,
+    ignore_label_problem,
+    refuse,
+)
 from learner.util.text import aligned
+
+
+class MetricOfClasses(MetricBase):
+    """The arguments that metrics of classes share, and the text of a value for each class.
+
+    Attributes:
+      classes: the names of the classes, or None if they are unknown.
+      ignore_label: the label that does not count, or None.
+      base: the name without the arguments.
+    """
+
+    classes: Any
+    ignore_label: int | None
+    base: str = ""
+    unit = ""
+    fields: tuple[str, ...] = ("logits", "targets")
+
+    def set_classes(
+        self,
+        classes: Any,
+        ignore_label: Any,
+        problems: Sequence[str | None],
+        average: str | None = None,
+        *,
+        may_be_unknown: bool = False,
+    ) -> None:
+        """Check the arguments, and set `classes`, `ignore_label` and, with an average, `numeric` (False for a table of
+        all classes).
+
+        Args:
+          classes: the number of classes, or their names.
+          ignore_label: the label to ignore, or None.
+          problems: of further arguments.
+          average: one of `AVERAGES`, for metrics that have one.
+          may_be_unknown: accept None for classes.
+
+        Raises:
+          LearnerError: an argument is invalid; the message lists all problems.
+        """
+        what = type(self).__name__
+        of_classes = None if classes is None and may_be_unknown else classes_problem(what, classes)
+        binary = None if average is None else binary_problem(what, average, classes)
+        refuse(what, [of_classes, *problems, binary, ignore_label_problem(what, ignore_label)])
+        self.classes = None if classes is None else class_names(classes)
+        self.ignore_label = as_int(ignore_label)
+        if average is not None:
+            self.numeric = average != "none"
+
+    def text(self, value: Any) -> str:
+        """Return the number, or the table of `average="none"`: a line for each class."""
+        if self.numeric:
+            return super().text(value)
+        return per_class(class_names(len(value)) if self.classes is None else self.classes, value)
 
 
 def averaged(values: Any, average: str, support: Any, xp: Any = np) -> Any:

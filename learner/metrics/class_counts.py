@@ -15,12 +15,11 @@ from learner.metrics.class_arguments import (
     average_part,
     choice_problem,
     metric_name,
-    set_classes,
     threshold_part,
     threshold_problem,
     top_k_problem,
 )
-from learner.metrics.class_averages import averaged, per_class
+from learner.metrics.class_averages import MetricOfClasses, averaged
 from learner.metrics.counts import Count
 from learner.metrics.scores import Scores, decided, read_scores
 
@@ -28,7 +27,7 @@ from learner.metrics.scores import Scores, decided, read_scores
 HITS, FALSE, MISSED, NEITHER, STRANGE = range(5)
 
 
-class ClassMetric(MergingMetric, abc.ABC):
+class ClassMetric(MetricOfClasses, MergingMetric, abc.ABC):
     """A fraction of the counts of each class, averaged over the classes.
 
     For each class, TP counts the labels that are predicted, FP the predictions that are not the label, FN the labels
@@ -53,12 +52,7 @@ class ClassMetric(MergingMetric, abc.ABC):
       LearnerError: an argument is invalid; when updated with scores and labels that do not fit.
     """
 
-    classes: tuple[str, ...]
-    ignore_label: int | None
-    base = ""
-    unit = ""
     higher_is_better = True
-    fields = ("logits", "targets")
     undefined = (
         "its fraction is 0 / 0 (nothing of a class was there, or was predicted), or a label outside of the classes or "
         "a NaN among the scores counted"
@@ -75,7 +69,7 @@ class ClassMetric(MergingMetric, abc.ABC):
         what = type(self).__name__
         problems = [choice_problem(what, "average", average), threshold_problem(what, threshold), self._problem()]
         problems.append(top_k_problem(what, top_k, threshold, classes))
-        set_classes(self, classes, ignore_label, problems, average)
+        self.set_classes(classes, ignore_label, problems, average)
         parts = [average_part(average), threshold_part(threshold), None if top_k is None else f"top {top_k}"]
         self.name = metric_name(self.base, parts, ignore_label)
         self._average, self._threshold, self._top_k = average, threshold, as_int(top_k)
@@ -122,10 +116,6 @@ class ClassMetric(MergingMetric, abc.ABC):
         if self._average != "micro":
             values = averaged(values, self._average, hits.merge(missed).value(), jnp)
         return jnp.where(strange.any(), jnp.nan, values)
-
-    def text(self, value: Any) -> str:
-        """Return the number, or the table of `average="none"`: a line for each class."""
-        return super().text(value) if self.numeric else per_class(self.classes, value)
 
 
 def _predicted(name: str, scores: Scores, threshold: float | None, top_k: int | None) -> Array:

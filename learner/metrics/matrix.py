@@ -13,10 +13,10 @@ from learner.metrics.class_arguments import (
     Classes,
     class_names,
     metric_name,
-    set_classes,
     threshold_part,
     threshold_problem,
 )
+from learner.metrics.class_averages import MetricOfClasses
 from learner.metrics.counts import Count
 from learner.metrics.scores import decided, read_scores
 from learner.util.png import matrix_picture
@@ -25,7 +25,7 @@ from learner.util.text import aligned
 MOST_CLASSES = 100  # of a table with a column for each class; a run's files store the table after every epoch
 
 
-class MatrixMetric(MergingMetric, abc.ABC):
+class MatrixMetric(MetricOfClasses, MergingMetric, abc.ABC):
     """A metric computed from a confusion matrix.
 
     The state has a row for each label and a column for each predicted class. A last row and a last column count the
@@ -42,11 +42,6 @@ class MatrixMetric(MergingMetric, abc.ABC):
         not fit.
     """
 
-    classes: tuple[str, ...]
-    ignore_label: int | None
-    base = ""
-    unit = ""
-    fields = ("logits", "targets")
     undefined = (
         "only one class was among the labels, or among the predictions, or a label outside of the classes or a NaN "
         "among the scores counted"
@@ -63,7 +58,7 @@ class MatrixMetric(MergingMetric, abc.ABC):
         problems: list[str | None],
         parts: list[str | None],
     ) -> None:
-        set_classes(self, classes, ignore_label, [threshold_problem(type(self).__name__, threshold), *problems])
+        self.set_classes(classes, ignore_label, [threshold_problem(type(self).__name__, threshold), *problems])
         self._given = len(self.classes)
         if self._given == 1:
             self.classes = class_names(2)

@@ -10,8 +10,8 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, MergingMetric
-from learner.metrics.class_arguments import Classes, is_integral, metric_name, set_classes
-from learner.metrics.class_averages import averaged
+from learner.metrics.class_arguments import Classes, is_integral, metric_name
+from learner.metrics.class_averages import MetricOfClasses, averaged
 from learner.metrics.counts import Count
 from learner.metrics.rows import as_int32, kept_rows
 
@@ -34,22 +34,17 @@ class Overlap:
         return type(self)(self.both.merge(other.both), self.one.merge(other.one))
 
 
-class _OfClasses(MergingMetric):
+class _OverlapMetric(MetricOfClasses, MergingMetric):
     """A metric with a value for each class."""
 
     higher_is_better = True
-    unit = ""
     fields = ("predictions", "targets")
     undefined = "none of the classes was there, or predicted"
-    short: str
-
-    classes: tuple[str, ...]
-    ignore_label: int | None
 
     def __init__(self, classes: Classes, ignore_label: int | None = None) -> None:
-        set_classes(self, classes, ignore_label, [])
+        self.set_classes(classes, ignore_label, [])
         self._classes = len(self.classes)
-        self.name = metric_name(self.short, ignore_label=ignore_label)
+        self.name = metric_name(self.base, ignore_label=ignore_label)
 
     def init(self) -> Overlap:
         """Return the state of no pixels."""
@@ -101,15 +96,15 @@ class _OfClasses(MergingMetric):
         return averaged(values, "macro", values, jnp)
 
 
-class _Dice(_OfClasses):
-    short = "Dice"
+class _Dice(_OverlapMetric):
+    base = "Dice"
 
     def _ratio(self, both: Array, one: Array) -> Array:
         return _divided(2 * both, 2 * both + one)
 
 
-class _IoU(_OfClasses):
-    short = "IoU"
+class _IoU(_OverlapMetric):
+    base = "IoU"
 
     def _ratio(self, both: Array, one: Array) -> Array:
         return _divided(both, both + one)
@@ -160,7 +155,7 @@ class IoU(_IoU):
     description = "overlap of prediction and truth over their union, mean over classes, 0 to 1"
 
 
-class _Table(_OfClasses):
+class _Table(_OverlapMetric):
     """The values of all classes as a text, at the end of a split."""
 
     numeric = False
@@ -218,7 +213,7 @@ class DicePerClass(_Table, _Dice):
     'sky 0.666667, tree 0.666667, lake nan'
     """
 
-    short = "Dice per Class"
+    base = "Dice per Class"
     description = "twice the overlap of prediction and truth over their sizes, of each class"
 
 
@@ -233,7 +228,7 @@ class IoUPerClass(_Table, _IoU):
     '0 0.5, 1 0.5'
     """
 
-    short = "IoU per Class"
+    base = "IoU per Class"
     description = "overlap of prediction and truth over their union, of each class"
 
 

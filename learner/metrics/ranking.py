@@ -13,17 +13,15 @@ from learner.metrics.class_arguments import (
     average_part,
     binary_problem,
     choice_problem,
-    class_names,
     metric_name,
-    set_classes,
 )
-from learner.metrics.class_averages import averaged, per_class
+from learner.metrics.class_averages import MetricOfClasses, averaged
 from learner.metrics.scores import read_scores
 
 NONE, UNCOUNTED = -1, -2  # labels outside the classes, and labels that do not count
 
 
-class RankingMetric(CollectingMetric, abc.ABC):
+class RankingMetric(MetricOfClasses, CollectingMetric, abc.ABC):
     """A metric of the order of scores. It collects them, is exact, and has no value per step.
 
     Each class is ranked against all others. With one label per row the ranking is by probability (the log-odds of the
@@ -47,12 +45,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
       LearnerError: an argument is invalid; when given scores and labels that do not fit.
     """
 
-    classes: tuple[str, ...] | None
-    ignore_label: int | None
-    base = ""
-    unit = ""
     higher_is_better = True
-    fields = ("logits", "targets")
     pads_rows, pad_value = True, UNCOUNTED  # of the labels; it hides the scores
     undefined = (
         "no class had labels (for AUROC: and other rows), or a label outside of the classes or scores without a "
@@ -61,7 +54,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
 
     def __init__(self, average: str = "macro", classes: Classes | None = None, ignore_label: int | None = None) -> None:
         problem = choice_problem(type(self).__name__, "average", average)
-        set_classes(self, classes, ignore_label, [problem], average, may_be_unknown=True)
+        self.set_classes(classes, ignore_label, [problem], average, may_be_unknown=True)
         self.name = metric_name(self.base, [average_part(average)], ignore_label)
         self._average = average
 
@@ -114,12 +107,6 @@ class RankingMetric(CollectingMetric, abc.ABC):
         # The end of each group of equal scores. Scores are compared: the difference of two infinities is NaN.
         last = np.append(np.flatnonzero(scores[1:] != scores[:-1]), scores.size - 1)
         return self.area(hits[last], last + 1 - hits[last])
-
-    def text(self, value: Any) -> str:
-        """Return the number, or the table of `average="none"`: a line for each class."""
-        if self.numeric:
-            return super().text(value)
-        return per_class(class_names(len(value)) if self.classes is None else self.classes, value)
 
 
 class AUROC(RankingMetric):

@@ -14,16 +14,15 @@ from learner.metrics.class_arguments import (
     choice_problem,
     is_integral,
     metric_name,
-    set_classes,
 )
-from learner.metrics.class_averages import averaged, per_class
+from learner.metrics.class_averages import MetricOfClasses, averaged
 from learner.metrics.counts import Count
 from learner.metrics.scores import read_scores
 
 BINNED_AVERAGES = tuple(average for average in AVERAGES if average != "micro")
 
 
-class BinnedRankingMetric(MergingMetric, abc.ABC):
+class BinnedRankingMetric(MetricOfClasses, MergingMetric, abc.ABC):
     """A metric of the order of probabilities. Probabilities in the same one of `bins` equally wide bins count as equal.
 
     Probabilities are the softmax over classes; with several labels per row, or one score for two classes, the sigmoid
@@ -42,12 +41,7 @@ class BinnedRankingMetric(MergingMetric, abc.ABC):
       LearnerError: an argument is invalid; when updated with scores and labels that do not fit.
     """
 
-    classes: tuple[str, ...]
-    ignore_label: int | None
-    base = ""
-    unit = ""
     higher_is_better = True
-    fields = ("logits", "targets")
     undefined = (
         "no class had labels (for AUROC: and other rows), or a label outside of the classes or scores without a "
         "probability (NaN, inf) counted"
@@ -59,7 +53,7 @@ class BinnedRankingMetric(MergingMetric, abc.ABC):
         what = type(self).__name__
         problem = None if is_integral(bins) and bins >= 2 else f"bins of {what} is {bins!r}; it needs 2 or more"
         problems = [problem, choice_problem(what, "average", average, BINNED_AVERAGES)]
-        set_classes(self, classes, ignore_label, problems, average)
+        self.set_classes(classes, ignore_label, problems, average)
         self.name = metric_name(self.base, [average_part(average), f"{bins} bins"], ignore_label)
         self._bins, self._average = int(bins), average
 
@@ -108,10 +102,6 @@ class BinnedRankingMetric(MergingMetric, abc.ABC):
         if self._average in ("none", "binary"):
             return averaged(values, self._average, support, jnp)
         return jnp.where(strange.any(), jnp.nan, averaged(values, self._average, support, jnp))
-
-    def text(self, value: Any) -> str:
-        """Return the number, or the table of `average="none"`: a line for each class."""
-        return super().text(value) if self.numeric else per_class(self.classes, value)
 
 
 class BinnedAUROC(BinnedRankingMetric):
