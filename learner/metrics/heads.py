@@ -32,7 +32,8 @@ class _OfHead(MetricBase):
 
     def _part(self, output: Any) -> Any:
         """Return the output of the head, with the whole output's mask applied."""
-        part = getattr(output, self._head)
+        head = self._head
+        part = getattr(output, head)
         part = types.SimpleNamespace(**part) if isinstance(part, Mapping) else part
         outer, own = rows_mask(output), rows_mask(part)
         if outer is None:
@@ -41,11 +42,11 @@ class _OfHead(MetricBase):
             return MaskedOutput(part, outer)
         if (mask := combine_masks(outer, own)) is None:
             raise LearnerError(
-                f"{self.name} got a mask of the output of shape {outer.shape} and one of {self._head} of shape "
+                f"{self.name} got a mask of the output of shape {outer.shape} and one of {head} of shape "
                 f"{own.shape}; they do not fit",
                 code="metric-head-mask-shape",
                 name=self.name,
-                head=self._head,
+                head=head,
             )
         return MaskedOutput(part, mask)
 

@@ -27,29 +27,30 @@ class _Grouped(MetricBase):
 
     def _groups(self, output: Any, most: int) -> Array:
         """Return int32: the group of each row, or of each token if there may be two axes."""
-        group = jnp.asarray(getattr(output, self._by))
+        by = self._by
+        group = jnp.asarray(getattr(output, by))
         if not (jnp.issubdtype(group.dtype, jnp.integer) or group.dtype == bool) or not 1 <= group.ndim <= most:
             raise LearnerError(
-                f"{self.name} got {self._by} {group.dtype}{list(group.shape)}; it needs the number of a group for each "
+                f"{self.name} got {by} {group.dtype}{list(group.shape)}; it needs the number of a group for each "
                 f"row: integers [batch]{', or [batch, length]' if most == 2 else ''}",
                 code="metric-group-type",
                 name=self.name,
-                by=self._by,
+                by=by,
             )
         return as_int32(group)
 
     def _part(self, output: Any, value: int) -> MaskedOutput:
         """Return the output with the rows (or tokens) of other groups masked."""
-        own = self._groups(output, most=2) == value
+        by, own = self._by, self._groups(output, most=2) == value
         outer = rows_mask(output)
         if outer is None:
             return MaskedOutput(output, own)
         if (mask := combine_masks(own, outer)) is None:
             raise LearnerError(
-                f"{self.name} got {self._by} of shape {own.shape} and a mask of shape {outer.shape}; they do not fit",
+                f"{self.name} got {by} of shape {own.shape} and a mask of shape {outer.shape}; they do not fit",
                 code="metric-group-mask-shape",
                 name=self.name,
-                by=self._by,
+                by=by,
             )
         return MaskedOutput(output, mask)
 
@@ -59,15 +60,15 @@ class _CollectedGroups(_Grouped, CollectingMetric):
 
     def collect(self, output: Any) -> dict[str, Any]:
         """Return the rows that the metric collects, and their groups `[rows]`."""
-        rows, groups = self._metric.collect(output), self._groups(output, most=1)
+        by, rows, groups = self._by, self._metric.collect(output), self._groups(output, most=1)
         for leaf in jax.tree.leaves(rows):
             if leaf.shape[:1] != groups.shape:
                 raise LearnerError(
-                    f"{self.name} got {self._by} of shape {groups.shape}, and {self._metric.name} collects "
+                    f"{self.name} got {by} of shape {groups.shape}, and {self._metric.name} collects "
                     f"{leaf.dtype}{list(leaf.shape)}; it needs one group for each row",
                     code="metric-group-shape",
                     name=self.name,
-                    by=self._by,
+                    by=by,
                 )
         return {"groups": groups, "rows": rows}
 
