@@ -24,8 +24,8 @@ from benchmarks.child import Case as Training
 from benchmarks.child import Clock, train_with_learner, workload_of
 from learner.events import Event, Listener, MetricInfo, RunEnded, RunStarted, StepsEnded
 from learner.loggers import Csv, JsonLines, MLflow, RunFiles, TensorBoard, WandB
-from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.renderers import RichRenderer
+from learner.runs.metric_logs import RunFilesWithoutMetrics
 from learner.training.files import run_outputs
 
 LOGGERS: dict[str, Callable[[str], Listener]] = {  # given a directory for files outside the run's
