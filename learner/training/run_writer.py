@@ -156,11 +156,13 @@ class RunWriter:
             to below 2**53, or this is called outside of the block.
         """
         self._refuse_outside()
-        if not 0 <= _number("step", step) < LARGEST:  # readers would take the line for a damaged one
+        # An int may be too large for a float.
+        number = step if isinstance(step, int) else _number("step", step)
+        if not 0 <= number < LARGEST:  # readers would take the line for a damaged one
             raise LearnerError(
                 f"the step is {step}; it needs a number from 0 to below {LARGEST}", code="run-step-value"
             )
-        step = int(step)
+        step = int(number)
         plain = {
             _split(split): {name: v if isinstance(v, str) else _number(name, v) for name, v in named.items()}
             for split, named in values.items()

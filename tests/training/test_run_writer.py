@@ -132,6 +132,8 @@ def test_an_exception_of_the_loop_is_recorded_and_raised(tmp_path):
         (lambda run: run.step({"Loss": 1}, split="test"), "run-split-unknown", ("test",)),
         (lambda run: run.end_epoch(1, {"../x": {"Loss": 1}}), "run-split-unknown", ("../x",)),
         (lambda run: run.end_epoch(2**53, {"train": {"Loss": 1}}), "run-step-value", ("9007199254740992",)),
+        (lambda run: run.end_epoch(10**400, {"train": {"Loss": 1}}), "run-step-value", ("1000",)),
+        (lambda run: run.end_epoch(np.array([-1]), {"train": {"Loss": 1}}), "run-step-value", ("-1",)),
         (lambda run: run.end_epoch(-1, {"train": {"Loss": 1}}), "run-step-value", ("-1",)),
         (lambda run: run.end_epoch(float("nan"), {"train": {"Loss": 1}}), "run-step-value", ("nan",)),
         (lambda run: run.end_epoch("x", {"train": {"Loss": 1}}), "run-value-type", ("step", "str")),
