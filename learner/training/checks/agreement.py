@@ -171,12 +171,14 @@ def digest(arrays: Mapping[str, Any], sampled: bool = False) -> int:
     """
     digest = 0
     for name, x in arrays.items():
-        # A variable of nnx may hold a number of Python.
-        values = jax.random.key_data(x) if isinstance(x, jax.Array) and is_key(x) else x
-        if isinstance(values, jax.Array) and not values.is_fully_addressable:
-            if not values.is_fully_replicated:
+        values = x
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            if not x.is_fully_replicated:
                 continue
-            values = values.addressable_data(0)  # an operation on the whole array would be a program of all processes
+            values = x.addressable_data(0)  # an operation on the whole array would be a program of all processes
+        # A variable of nnx may hold a number of Python.
+        if isinstance(values, jax.Array) and is_key(values):
+            values = jax.random.key_data(values)
         if sampled and (size := np.size(values)) > SAMPLED:
             values = values.reshape(-1)[:: -(-size // SAMPLED)]
         digest = zlib.crc32(np.asarray(values).tobytes(), zlib.crc32(name.encode(), digest))
