@@ -1,6 +1,7 @@
 """`learner evaluate` and `learner predict`: metrics and outputs of a run's checkpoint."""
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,6 @@ options of the process:
 {PROCESSES}
 It trusts config.yaml: the code that it names is imported and run."""
 
-LEARNER = "LearnerBuilder({directory!r}).checkpoint(...).build(model, valid_step=step).{call}"
-"""The Python code of the commands."""
-
 
 def evaluate(words: Sequence[str]) -> int:
     """`learner evaluate DIR [--KEY=VALUE ...]`."""
@@ -68,8 +66,8 @@ def evaluate(words: Sequence[str]) -> int:
     with connected(process_options(line)):
         split = line.split or ("eval" if line.follow else None)
         default = "latest" if split is None else "best"
-        call = "evaluate(valid)" if split is None else f"evaluate(valid, split={split!r})"
-        content = saved_config(directory, "is evaluated", call=LEARNER.format(directory=directory, call=call))
+        call = ".evaluate(valid)" if split is None else f".evaluate(valid, split={split!r})"
+        content = saved_config(directory, "is evaluated", call=_in_python(line, default) + call)
         names_data = line.data is not None or any(key.partition(".")[0] == "valid" for key, _ in line.overrides)
         if line.split is not None and not line.follow and not names_data:
             raise LearnerError(
@@ -159,7 +157,7 @@ def predict(words: Sequence[str]) -> int:
     refuse_other_directory(line.overrides, directory)
     require_trust(directory, line.trust)
     with connected(process_options(line)):
-        content = saved_config(directory, "predicts", call=LEARNER.format(directory=directory, call="predict(data)"))
+        content = saved_config(directory, "predicts", call=f"{_in_python(line, 'latest')}.predict(data)")
         content = apply_overrides(content, line.overrides)
         config = _checkpoint_config(content, directory)
         learner = config.learner(with_data=False, weights=_pulled(directory))
@@ -199,6 +197,14 @@ def _own_data(config: RunConfig, directory: str) -> Any:
             directory=directory,
         )
     return data
+
+
+def _in_python(line: Namespace, default: str) -> str:
+    """Return the Python code that makes the learner of a checkpoint."""
+    choice = [(key, text) for key, text in line.overrides if key.partition(".")[0] == "checkpoint"]
+    which = apply_overrides({}, choice).get("checkpoint", default)
+    given = ", ".join(f"{key}={value!r}" for key, value in which.items()) if isinstance(which, dict) else repr(which)
+    return f"LearnerBuilder({line.directory!r}).checkpoint({given}).build(model, valid_step=step)"
 
 
 def _checkpoint_config(content: dict[str, Any], directory: str, default: str = "latest") -> RunConfig:

@@ -458,7 +458,7 @@ def test_resume_of_a_moved_directory(learner, trained):
     assert not os.path.exists("run")
 
 
-EVALUATED = "LearnerBuilder('run').checkpoint(...).build(model, valid_step=step)"
+EVALUATED = "LearnerBuilder('run').checkpoint(%s).build(model, valid_step=step)"
 
 
 @pytest.mark.parametrize(
@@ -468,9 +468,11 @@ EVALUATED = "LearnerBuilder('run').checkpoint(...).build(model, valid_step=step)
             ["resume", "run"],
             "LearnerBuilder('run').num_epochs(...).resume().build(model, optimizer, lr).fit(train, valid)",
         ),
-        (["evaluate", "run"], f"{EVALUATED}.evaluate(valid)"),
-        (["evaluate", "run", "--split=test"], f"{EVALUATED}.evaluate(valid, split='test')"),
-        (["predict", "run", "x.npz", "-o", "y.npz"], f"{EVALUATED}.predict(data)"),
+        (["evaluate", "run"], EVALUATED % "'latest'" + ".evaluate(valid)"),
+        (["evaluate", "run", "--checkpoint=best"], EVALUATED % "'best'" + ".evaluate(valid)"),
+        (["evaluate", "run", "--checkpoint.step=6"], EVALUATED % "step=6" + ".evaluate(valid)"),
+        (["evaluate", "run", "--split=test"], EVALUATED % "'best'" + ".evaluate(valid, split='test')"),
+        (["predict", "run", "x.npz", "-o", "y.npz", "--checkpoint=2"], EVALUATED % 2 + ".predict(data)"),
         (["export", "run", "-o", "x.safetensors"], "load_checkpoint('run', 'latest', model).model"),
     ],
 )
