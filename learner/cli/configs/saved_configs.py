@@ -15,6 +15,7 @@ from learner.errors import LearnerError
 from learner.runs.appended import replace
 from learner.runs.journal import OBSERVER_KEYS
 from learner.runs.population import read_members
+from learner.runs.sweep_file import NAME as SWEEP_FILE
 from learner.util.stages import note
 
 FROM_PYTHON = """\
@@ -25,9 +26,8 @@ FROM_PYTHON = """\
 with the same {same} as before."""
 
 OF_POPULATION = """\
-{directory} has no config.yaml, as its members were trained in one program: it resumes as a whole, by the \
-same learner sweep command, or the same builder with resume(). To evaluate or resume a member by itself, give its \
-directory, such as {member}"""
+{directory} has no config.yaml, as its members were trained in one program: it resumes as a whole, by {how}. To \
+evaluate or resume a member by itself, give its directory, such as {member}"""
 
 
 def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, model and step") -> dict[str, Any]:
@@ -50,9 +50,8 @@ def saved_config(directory: str, does: str, *, call: str, same: str = "metrics, 
         raise LearnerError(
             f"{error.filename or path} cannot be read: {error.strerror or error}", code="config-unreadable", path=path
         ) from error
-    if not path.exists() and (members := read_members(path.parent)):
-        text = OF_POPULATION.format(directory=path.parent, member=path.parent / members[0]["directory"])
-        raise LearnerError(text, code="run-of-population", directory=path.parent)
+    if not path.exists() and read_members(path.parent):
+        raise LearnerError(_of_population(path.parent), code="run-of-population", directory=path.parent)
     if not path.exists():
         raise LearnerError(
             FROM_PYTHON.format(directory=directory, does=does, call=call, same=same), code="run-from-python"
@@ -72,6 +71,13 @@ def refuse_other_directory(overrides: Sequence[tuple[str, str]], directory: str)
                 code="cli-directory-changed",
                 directory=directory,
             )
+
+
+def _of_population(directory: Path) -> str:
+    is_sweep = any((place / SWEEP_FILE).exists() for place in (directory, *directory.parents[:2]))
+    how = "the same learner sweep command" if is_sweep else "the same builder with resume()"
+    member = str(directory / read_members(directory)[0]["directory"])
+    return OF_POPULATION.format(directory=directory, how=how, member=member)
 
 
 def _replace_config(path: Path, content: bytes) -> None:
