@@ -1,16 +1,14 @@
 """NumPy's files: `.npy`, a directory of `.npy` files, and `.npz`. Arrays stay on the disk if their file allows it."""
 
-import operator
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
-from learner.data.dataset import Dataset
 from learner.data.input_files import PathLike, as_path, present, readable
 from learner.data.npz import Header, members_of, read_header, read_npz, unreadable
 from learner.errors import LearnerError
@@ -44,34 +42,20 @@ def numpy_arrays(path: str | dict[str, str]) -> ArrayDataset:
     """
     arrays = _arrays(path)
     try:
-        return MappedArrays(arrays, (numpy_arrays, (path,)))
+        return MappedArrays(arrays, path)
     except LearnerError as error:
         raise LearnerError(f"numpy_arrays: {path}: {error}", code="data-file-unreadable", path=path) from None
 
 
-class MappedView(ArrayDataset):
-    """Arrays in mapped files, pickled for workers as the call that maps them: a function and its arguments."""
+class MappedArrays(ArrayDataset):
+    """An `ArrayDataset` of mapped files, pickled for workers as the files' paths."""
 
-    def __init__(self, arrays: Any, call: tuple[Callable[..., Dataset], tuple[Any, ...]]) -> None:
+    def __init__(self, arrays: Any, path: Any) -> None:
         super().__init__(arrays)
-        self._mapping_call = call
+        self._path = path
 
     def __reduce__(self) -> Any:
-        return self._mapping_call
-
-    def _view_slice(self, rows: slice, call: str) -> Dataset:
-        return self._part("_view_slice", rows, call)
-
-    def _view_windows(self, size: int, stride: int, count: int) -> Dataset:
-        return self._part("_view_windows", size, stride, count)
-
-    def _part(self, method: str, *arguments: Any) -> Dataset:
-        part = getattr(super(), method)(*arguments)
-        return MappedView(part.arrays, (operator.methodcaller(method, *arguments), (self,)))
-
-
-class MappedArrays(MappedView):
-    """The arrays of mapped files."""
+        return numpy_arrays, (self._path,)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("ArrayDataset", "MappedArrays", 1)

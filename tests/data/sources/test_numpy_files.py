@@ -57,28 +57,10 @@ def test_arrays_are_the_file_and_read_only(folder):
         data.arrays["y"][0] = 1
 
 
-@pytest.mark.parametrize(
-    ("view_of", "rows"),
-    [
-        (lambda data: data, X),
-        (lambda data: data.slice(1, 5, 2), X[1:5:2]),
-        (lambda data: data.split([0.5, 0.5], seed=None)[1], X[3:]),
-        (lambda data: data.slice(2).windows(2), X[2:].reshape(2, 2, 4)),
-        (lambda data: data.windows(3, stride=1), [X[i : i + 3] for i in range(4)]),
-        (lambda data: data.slice(2).map(dict), X[2:]),
-    ],
-)
-def test_pickles_contain_the_path_and_no_rows(folder, view_of, rows):
-    sent = pickle.dumps(view_of(numpy_arrays(folder / "both")))
-    assert folder.name.encode() in sent
-    assert X[3].tobytes() not in sent
-    np.testing.assert_array_equal([item["x"] for item in pickle.loads(sent)], rows)
-
-
-def test_slices_of_mapped_files_are_array_datasets(folder):
-    data = numpy_arrays(folder / "both").slice(2)
-    assert is_mapped(data.arrays["x"])
-    assert repr(data) == "ArrayDataset(4 rows: x float32 [4], y int64 [])"
+def test_pickle_contains_the_path_only(folder):
+    sent = pickle.dumps(numpy_arrays(folder / "both"))
+    assert len(sent) < 1000
+    np.testing.assert_array_equal(pickle.loads(sent).arrays["x"], X)
 
 
 @pytest.mark.parametrize("name", ["x", "xy", "xyz", "wxyz"])
