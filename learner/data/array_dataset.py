@@ -97,9 +97,8 @@ class ArrayDataset(Dataset):
         return {name: f"{array.dtype} {list(array.shape[1:])}" for name, array in _fields(self.arrays)}
 
     def _take(self, rows: np.ndarray) -> list[np.ndarray]:
-        # `take` is faster, but would first copy all of an array that is not contiguous, or not aligned.
-        is_fast = [leaf.flags.c_contiguous and leaf.flags.aligned for leaf in self._leaves]
-        return [x.take(rows, axis=0) if fast else x[rows] for x, fast in zip(self._leaves, is_fast, strict=True)]
+        # `take` is faster, but would first copy all of an array that is not contiguous.
+        return [leaf.take(rows, axis=0) if leaf.flags.c_contiguous else leaf[rows] for leaf in self._leaves]
 
     def _view_rows(self, rows: np.ndarray, call: str) -> Dataset:
         if (np.diff(rows) == 1).all():  # a slice, which needs no index

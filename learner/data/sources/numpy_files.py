@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
+from learner.data.dataset import Dataset
 from learner.data.input_files import PathLike, as_path, present, readable
 from learner.data.npz import Header, members_of, read_header, read_npz, unreadable
 from learner.errors import LearnerError
@@ -16,7 +17,7 @@ from learner.errors import LearnerError
 LOCAL_HEADER = 30  # bytes before the name of a member of an archive
 
 
-def numpy_arrays(path: str | dict[str, str]) -> ArrayDataset:
+def numpy_arrays(path: str | dict[str, str]) -> Dataset:
     """Return the arrays of NumPy's files, one row per item.
 
     Arrays are memory-mapped: a row is read from the disk on access. Arrays of a compressed archive
@@ -27,7 +28,8 @@ def numpy_arrays(path: str | dict[str, str]) -> ArrayDataset:
         field; of an `.npy` file, which is the field of its name; or `.npy` files by field.
 
     Returns:
-      An `ArrayDataset`, which workers open by its path.
+      A dataset that workers open by its path: an `ArrayDataset`, or one that reads row by row if NumPy cannot gather
+      rows of the mapped file (arrays in Fortran order, or at unaligned positions of an `.npz` file).
 
     Raises:
       LearnerError: a file is missing, damaged, or claims more than it contains; or it contains anything but plain
@@ -41,8 +43,11 @@ def numpy_arrays(path: str | dict[str, str]) -> ArrayDataset:
     MappedArrays(3 rows: x float32 [2], y int64 [])
     """
     arrays = _arrays(path)
+    kind: type[MappedArrays | MappedRows] = MappedRows
+    if all(array.flags.c_contiguous and array.flags.aligned for array in arrays.values()):
+        kind = MappedArrays
     try:
-        return MappedArrays(arrays, path)
+        return kind(arrays, path)
     except LearnerError as error:
         raise LearnerError(f"numpy_arrays: {path}: {error}", code="data-file-unreadable", path=path) from None
 
@@ -59,6 +64,26 @@ class MappedArrays(ArrayDataset):
 
     def __repr__(self) -> str:
         return super().__repr__().replace("ArrayDataset", "MappedArrays", 1)
+
+
+class MappedRows(Dataset):
+    """Rows of mapped files, read one by one, because gathering several rows would read the whole file."""
+
+    def __init__(self, arrays: Any, path: Any) -> None:
+        self._rows = ArrayDataset(arrays)
+        self._path = path
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return {field: np.array(value) for field, value in self._rows[index].items()}
+
+    def __reduce__(self) -> Any:
+        return numpy_arrays, (self._path,)
+
+    def __repr__(self) -> str:
+        return repr(self._rows).replace("ArrayDataset", "MappedRows", 1)
 
 
 def _arrays(path: PathLike | Mapping[str, PathLike]) -> dict[str, np.ndarray]:
